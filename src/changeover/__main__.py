@@ -1,0 +1,5 @@
+"""``python -m changeover``."""
+
+from changeover.cli.main import main
+
+main()
