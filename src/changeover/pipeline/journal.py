@@ -1,0 +1,189 @@
+"""The append-only record of a run; everything shown anywhere is derived from it.
+
+One JSON object a line, each with a sequence number and a CRC. An event is on the disk before :meth:`Journal.append`
+returns, so that what was intended (a signal, a start) is known after ``kill -9``. A last line that was cut off by a
+crash is dropped when the journal is opened again; a bad line anywhere else is an error, because then the record
+lies.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from changeover.machine.clock import Clock
+from changeover.machine.errors import ChangeoverError
+
+
+class EventName(StrEnum):
+    """Every event that a run writes. Data per event: docs/design.md, "Journal"."""
+
+    RUN_STARTED = "run.started"
+    RUN_RESUMED = "run.resumed"
+    RUN_DONE = "run.done"
+    RUN_FAILED = "run.failed"
+    RUN_INTERRUPTED = "run.interrupted"
+    PHASE_STARTED = "phase.started"
+    PHASE_DONE = "phase.done"
+    PHASE_FAILED = "phase.failed"
+    BASELINE_TAKEN = "baseline.taken"
+    SERVER_STARTING = "server.starting"
+    SERVER_STARTED = "server.started"
+    SERVER_MEMBERS = "server.members"
+    SERVER_LOADING = "server.loading"
+    SERVER_READY = "server.ready"
+    JOB_STARTING = "job.starting"
+    JOB_STARTED = "job.started"
+    JOB_PROGRESS = "job.progress"
+    JOB_DONE = "job.done"
+    JOB_FAILED = "job.failed"
+    CHANGEOVER_STARTED = "changeover.started"
+    CHANGEOVER_STAGE = "changeover.stage"
+    CHANGEOVER_SIGNAL = "changeover.signal"
+    CHANGEOVER_SAMPLE = "changeover.sample"
+    CHANGEOVER_CLEARED = "changeover.cleared"
+
+
+@dataclass(frozen=True)
+class Event:
+    """One line of the journal: ``t_wall`` in seconds since 1970, ``t_mono`` in the writer's monotonic seconds."""
+
+    seq: int
+    t_wall: float
+    t_mono: float
+    event: str
+    data: dict[str, Any]
+
+
+class JournalDamaged(ChangeoverError):  # noqa: N818
+    """A line in the middle of a journal does not say what was written."""
+
+    exit_code = 6
+
+
+def _canonical(record: dict[str, Any]) -> bytes:
+    return json.dumps(record, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
+
+
+def encode_event(event: Event) -> bytes:
+    """One line, newline included; raises ValueError for NaN and Infinity, which strict JSON has not."""
+    record: dict[str, Any] = {
+        "seq": event.seq,
+        "t_wall": event.t_wall,
+        "t_mono": event.t_mono,
+        "event": event.event,
+        "data": event.data,
+    }
+    record["crc"] = f"{zlib.crc32(_canonical(record)):08x}"
+    return _canonical(record) + b"\n"
+
+
+def decode_event(line: bytes) -> Event | None:
+    """The event of a line, or None if the line is not what :func:`encode_event` wrote."""
+    try:
+        record = json.loads(line)
+        crc = record.pop("crc")
+        if f"{zlib.crc32(_canonical(record)):08x}" != crc:
+            return None
+        return Event(record["seq"], record["t_wall"], record["t_mono"], record["event"], record["data"])
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return None
+
+
+def _scan(raw: bytes, path: Path) -> Iterator[tuple[Event, int]]:
+    """The good events with the offset behind each; stops at a torn last line, raises at a bad line before it."""
+    offset = 0
+    expected_seq = 0
+    while offset < len(raw):
+        end = raw.find(b"\n", offset)
+        line_end = len(raw) if end < 0 else end + 1
+        event = decode_event(raw[offset:line_end]) if end >= 0 else None
+        if event is None or event.seq != expected_seq:
+            if line_end == len(raw):
+                return  # torn by a crash: that event was never acknowledged to anybody
+            raise JournalDamaged(
+                expected=f"event {expected_seq} with a matching CRC at byte {offset} of {path}",
+                seen=repr(raw[offset : offset + 80]),
+                todo="The journal was changed or the disk lost data. Keep the file; clear the machine with "
+                "`changeover check`, then start a new run.",
+            )
+        yield event, line_end
+        offset = line_end
+        expected_seq += 1
+
+
+def read_events(path: Path) -> list[Event]:
+    """All complete events of a journal.
+
+    Raises FileNotFoundError if there is none, :class:`JournalDamaged` for a bad line that is not the last.
+    """
+    return [event for event, _ in _scan(path.read_bytes(), path)]
+
+
+class Journal:
+    """The writer. One process writes a journal at a time (the run's lock sees to that); its threads may share it."""
+
+    def __init__(self, path: Path, clock: Clock) -> None:
+        self._path = path
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._listeners: list[Callable[[Event], None]] = []
+        raw = path.read_bytes() if path.exists() else b""
+        good = list(_scan(raw, path))
+        self._next_seq = len(good)
+        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        os.ftruncate(self._fd, good[-1][1] if good else 0)
+        os.lseek(self._fd, 0, os.SEEK_END)
+        _fsync_directory(path.parent)
+        self.events: list[Event] = [event for event, _ in good]
+
+    def listen(self, listener: Callable[[Event], None]) -> None:
+        """Call ``listener`` with each event after it has been written."""
+        self._listeners.append(listener)
+
+    def append(self, name: EventName, **data: Any) -> Event:
+        """Write an event and return when it is on the disk."""
+        with self._lock:
+            event = self._write(name, data)
+            os.fsync(self._fd)
+        self._tell(event)
+        return event
+
+    def note(self, name: EventName, **data: Any) -> Event:
+        """Write an event that a crash of the *machine* may lose: samples and progress, nothing that resume needs."""
+        with self._lock:
+            event = self._write(name, data)
+        self._tell(event)
+        return event
+
+    def _write(self, name: EventName, data: dict[str, Any]) -> Event:
+        event = Event(self._next_seq, self._clock.wall(), self._clock.monotonic(), str(name), data)
+        line = encode_event(event)
+        written = os.write(self._fd, line)
+        if written != len(line):
+            raise OSError(f"short write to {self._path}: {written} of {len(line)} bytes")
+        self._next_seq += 1
+        self.events.append(event)
+        return event
+
+    def _tell(self, event: Event) -> None:
+        for listener in self._listeners:
+            listener(event)
+
+    def close(self) -> None:
+        os.close(self._fd)
+
+
+def _fsync_directory(folder: Path) -> None:
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
