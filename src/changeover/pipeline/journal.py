@@ -8,6 +8,7 @@ lies.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import threading
@@ -139,8 +140,8 @@ class Journal:
         good = list(_scan(raw, path))
         self._next_seq = len(good)
         self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        os.ftruncate(self._fd, good[-1][1] if good else 0)
-        os.lseek(self._fd, 0, os.SEEK_END)
+        self._end = good[-1][1] if good else 0
+        os.ftruncate(self._fd, self._end)
         _fsync_directory(path.parent)
         self.events: list[Event] = [event for event, _ in good]
 
@@ -166,9 +167,11 @@ class Journal:
     def _write(self, name: EventName, data: dict[str, Any]) -> Event:
         event = Event(self._next_seq, self._clock.wall(), self._clock.monotonic(), str(name), data)
         line = encode_event(event)
-        written = os.write(self._fd, line)
-        if written != len(line):
-            raise OSError(f"short write to {self._path}: {written} of {len(line)} bytes")
+        written = os.pwrite(self._fd, line, self._end)
+        if written != len(line):  # a full disk: leave no half line for the next event to stand behind
+            os.ftruncate(self._fd, self._end)
+            raise OSError(errno.ENOSPC, f"{written} of {len(line)} bytes could be written", str(self._path))
+        self._end += written
         self._next_seq += 1
         self.events.append(event)
         return event

@@ -1,0 +1,234 @@
+"""What a user writes: the pipeline file. Unknown keys are refused; ``docs/reference/pipeline.schema.json`` is made from it."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+Name = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_-]{0,40}$")]
+PositiveInt = Annotated[int, Field(ge=1)]
+PositiveFloat = Annotated[float, Field(gt=0)]
+
+
+class Section(BaseModel):
+    """A part of the file: unknown keys are an error, values do not change after reading."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class ModelFactsSpec(Section):
+    """What ``plan`` needs to know of a model whose folder is not on this machine."""
+
+    layers: PositiveInt
+    hidden: PositiveInt
+    vocab: PositiveInt
+    weights_gib: PositiveFloat
+
+
+class ModelSpec(Section):
+    """The target model."""
+
+    path: str = Field(description="A local Hugging Face folder, or the built-in name `smollm2-135m-instruct`.")
+    facts: ModelFactsSpec | None = Field(None, description="Used by `plan` when the folder is not on this machine.")
+
+
+class EngineSpec(Section):
+    """Which program serves the model, and how it is started; a server may add flags and environment of its own."""
+
+    kind: Literal["embedded", "sglang", "vllm"] = "embedded"
+    python: str | None = Field(None, description="Interpreter of the engine's own environment; default: this one.")
+    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="Embedded engine only.")
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    tensor_parallel: PositiveInt = 1
+    memory_fraction: Annotated[float, Field(gt=0, lt=1)] | None = None
+    context_length: PositiveInt | None = None
+    max_concurrency: PositiveInt = Field(16, description="Requests that the embedded engine runs at once.")
+    flags: tuple[str, ...] = Field((), description="Further arguments, passed as they are, one list item each.")
+    env: dict[str, str] = Field(default_factory=dict, description="Further environment variables of the server.")
+
+
+class ServerSpec(Section):
+    """One server: the engine with a profile."""
+
+    profile: Literal["production", "capture", "speculative"]
+    port: Annotated[int, Field(ge=1, le=65535)] | None = Field(None, description="Default: a free one.")
+    aux_boundaries: tuple[Annotated[int, Field(ge=0)], ...] | None = Field(
+        None, description="Profile `capture`: which boundaries to record; default 2, L//2, L-3."
+    )
+    drafter: str | None = Field(None, description="Profile `speculative`: a train job (`phase/job`) or a folder.")
+    draft_tokens: PositiveInt = Field(3, description="Profile `speculative`: tokens drafted before each verification.")
+    stall_s: PositiveFloat = Field(180.0, description="Loading counts as stalled when nothing has moved for so long.")
+    flags: tuple[str, ...] = ()
+    env: dict[str, str] = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _fits_its_profile(self) -> ServerSpec:
+        if self.profile == "speculative" and self.drafter is None:
+            raise ValueError("profile `speculative` needs `drafter:` (a train job as `phase/job`, or a folder)")
+        if self.profile != "speculative" and self.drafter is not None:
+            raise ValueError(f"profile `{self.profile}` does not use a drafter; remove `drafter:`")
+        if self.profile != "capture" and self.aux_boundaries is not None:
+            raise ValueError(f"profile `{self.profile}` captures nothing; remove `aux_boundaries:`")
+        return self
+
+
+class BenchJob(Section):
+    """Load the phase's server, closed loop, one level of concurrency after the other."""
+
+    kind: Literal["bench"]
+    name: Name = "bench"
+    prompts: str | None = Field(None, description="Default: the pipeline's prompts.")
+    concurrency: tuple[PositiveInt, ...] = (1, 4)
+    requests: PositiveInt = Field(8, description="Requests per level and repeat.")
+    max_tokens: PositiveInt = 64
+    repeats: PositiveInt = 3
+    warmup: Annotated[int, Field(ge=0)] = Field(2, description="Requests sent before measuring, with other prompts.")
+    held_out_only: bool = Field(False, description="Use only prompts that training never sees.")
+
+
+class CollectJob(Section):
+    """Let the model answer the prompts and store the hidden states of prompt and answer."""
+
+    kind: Literal["collect"]
+    name: Name = "collect"
+    prompts: str | None = Field(None, description="Default: the pipeline's prompts.")
+    samples: PositiveInt | None = Field(None, description="How many prompts; default: all.")
+    max_tokens: PositiveInt = 128
+    concurrency: PositiveInt = 16
+    expected_tokens: PositiveInt | None = Field(None, description="Tokens in all, for `plan`; default: an estimate.")
+    held_out: Annotated[float, Field(ge=0, lt=1)] = Field(0.1, description="Share of prompts kept from training.")
+    disk_reserve_gib: Annotated[float, Field(ge=0)] = Field(1.0, description="Stop cleanly when less is free.")
+    staging_budget_mib: PositiveInt = Field(512, description="Bytes of captured files that may wait to be stored.")
+
+
+class TrainJob(Section):
+    """Train an EAGLE-3 drafter on collected states."""
+
+    kind: Literal["train"]
+    name: Name = "train"
+    states: str = Field(description="A collect job (`phase/job`) or a states folder.")
+    epochs: PositiveInt = 4
+    learning_rate: PositiveFloat = 1e-3
+    batch_tokens: PositiveInt = 2048
+    ttt_steps: PositiveInt = Field(4, description="Length of training-time test.")
+    draft_vocab_size: PositiveInt = 8192
+    eval_draft_tokens: PositiveInt = Field(3, description="Draft length of the simulated acceptance length.")
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    checkpoint_every_s: PositiveFloat = 60.0
+
+
+class CompareJob(Section):
+    """Compare two benchmarks of this run."""
+
+    kind: Literal["compare"]
+    name: Name = "compare"
+    baseline: str = Field(description="A bench job as `phase/job`.")
+    candidate: str = Field(description="A bench job as `phase/job`.")
+
+
+class CommandJob(Section):
+    """Any command of the user's; the server's address is in CHANGEOVER_SERVER_URL."""
+
+    kind: Literal["command"]
+    name: Name
+    argv: Annotated[tuple[str, ...], Field(min_length=1)]
+    env: dict[str, str] = Field(default_factory=dict)
+
+
+JobSpec = Annotated[BenchJob | CollectJob | TrainJob | CompareJob | CommandJob, Field(discriminator="kind")]
+
+
+class PhaseSpec(Section):
+    """One server with the jobs against it, or jobs alone."""
+
+    name: Name
+    server: ServerSpec | None = None
+    jobs: Annotated[tuple[JobSpec, ...], Field(min_length=1)]
+
+    @model_validator(mode="after")
+    def _jobs_fit_the_server(self) -> PhaseSpec:
+        names = [job.name for job in self.jobs]
+        if len(set(names)) != len(names):
+            raise ValueError(f"phase `{self.name}` has two jobs of one name: {', '.join(names)}")
+        for job in self.jobs:
+            if job.kind in ("bench", "collect") and self.server is None:
+                raise ValueError(f"job `{job.name}` ({job.kind}) needs a `server:` in phase `{self.name}`")
+            if job.kind == "collect" and self.server is not None and self.server.profile != "capture":
+                raise ValueError(f"job `{job.name}` (collect) needs a server with profile `capture`")
+        return self
+
+
+class TeardownSpec(Section):
+    """How long each stage of a changeover may take; each ends earlier by proof. All draw from the total."""
+
+    total_timeout_s: PositiveFloat = 600.0
+    drain_timeout_s: PositiveFloat = 60.0
+    terminate_timeout_s: PositiveFloat = 60.0
+    kill_timeout_s: PositiveFloat = 60.0
+
+
+class EstimatesSpec(Section):
+    """Rates from which `plan` makes minutes; what is not given is said to be unknown."""
+
+    generated_tokens_per_s: PositiveFloat | None = None
+    captured_tokens_per_s: PositiveFloat | None = None
+    trained_tokens_per_s: PositiveFloat | None = None
+    load_mib_per_s: PositiveFloat | None = None
+
+
+class PipelineSpec(Section):
+    """The whole file."""
+
+    name: Name
+    model: ModelSpec
+    prompts: str = Field(description="JSONL (`messages` or ShareGPT `conversations`, or `text`) or plain text.")
+    seed: int = 0
+    engine: EngineSpec = EngineSpec()
+    teardown: TeardownSpec = TeardownSpec()
+    estimates: EstimatesSpec = EstimatesSpec()
+    phases: Annotated[tuple[PhaseSpec, ...], Field(min_length=1)]
+
+    @model_validator(mode="after")
+    def _references_point_backwards(self) -> PipelineSpec:
+        names = [phase.name for phase in self.phases]
+        if len(set(names)) != len(names):
+            raise ValueError(f"two phases have one name: {', '.join(names)}")
+        seen: dict[str, str] = {}
+        for phase in self.phases:
+            if phase.server is not None and phase.server.drafter is not None:
+                _check_reference(phase.server.drafter, seen, ("train",), f"phases.{phase.name}.server.drafter")
+            for job in phase.jobs:
+                where = f"phases.{phase.name}.jobs.{job.name}"
+                if isinstance(job, TrainJob):
+                    _check_reference(job.states, seen, ("collect",), f"{where}.states")
+                if isinstance(job, CompareJob):
+                    for field in ("baseline", "candidate"):
+                        reference = getattr(job, field)
+                        if reference not in seen:
+                            raise ValueError(
+                                f"{where}.{field}: expected an earlier bench job, one of "
+                                f"{_known(seen, ('bench',))}; saw `{reference}`"
+                            )
+                        _check_reference(reference, seen, ("bench",), f"{where}.{field}")
+                seen[f"{phase.name}/{job.name}"] = job.kind
+        return self
+
+
+def _known(seen: dict[str, str], kinds: tuple[str, ...]) -> str:
+    return ", ".join(f"`{name}`" for name, kind in seen.items() if kind in kinds) or "none (there is none before it)"
+
+
+def is_path(reference: str) -> bool:
+    """Whether a reference names a folder (absolute, or starting with a dot) rather than a job as ``phase/job``."""
+    return reference.startswith(("/", "./", "../", "~"))
+
+
+def _check_reference(reference: str, seen: dict[str, str], kinds: tuple[str, ...], where: str) -> None:
+    if is_path(reference):
+        return
+    if seen.get(reference) not in kinds:
+        raise ValueError(
+            f"{where}: expected an earlier {' or '.join(kinds)} job, one of {_known(seen, kinds)}, or a folder "
+            f"(starting with / or ./); saw `{reference}`"
+        )
