@@ -1,0 +1,102 @@
+"""Speculative decoding as the server counts it: the difference of ``/metrics`` over one measured repeat.
+
+A lifetime average would hold the warm-up and whatever ran before (sglang#34743), and one data-parallel rank
+is not the server, so counters are summed over all label sets and subtracted. Gauges (SGLang's
+``spec_accept_length``) cannot be subtracted and are not used.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+DRAFTS = "spec_decode_num_drafts_total"
+DRAFT_TOKENS = "spec_decode_num_draft_tokens_total"
+ACCEPTED = "spec_decode_num_accepted_tokens_total"
+GENERATED = "generation_tokens_total"
+# Prefix of an engine's metric names -> our word for the engine.
+PREFIXES = {"changeover": "embedded", "vllm": "vllm", "sglang": "sglang"}
+
+_SAMPLE = re.compile(r"^(?P<name>[a-zA-Z_:][\w:]*)(?:\{.*\})?\s+(?P<value>\S+)")
+
+
+@dataclass(frozen=True)
+class Acceptance:
+    """What was drafted and accepted in one repeat; ``drafts`` counts verify steps.
+
+    ``length`` is tokens a verify step, 1 + accepted / drafts.
+    """
+
+    drafts: int
+    draft_tokens: int
+    accepted_tokens: int
+
+    @property
+    def length(self) -> float:
+        return 1.0 + self.accepted_tokens / self.drafts
+
+    @property
+    def rate(self) -> float | None:
+        """Accepted share of the drafted tokens."""
+        return self.accepted_tokens / self.draft_tokens if self.draft_tokens else None
+
+    def to_json(self) -> dict[str, Any]:
+        return {**asdict(self), "length": self.length, "rate": self.rate}
+
+
+def read_counters(text: str) -> dict[str, float]:
+    """Every sample of a Prometheus text exposition, summed over its labels (data-parallel ranks, models)."""
+    counters: dict[str, float] = {}
+    for line in text.splitlines():
+        found = _SAMPLE.match(line)
+        if found is None:
+            continue
+        try:
+            value = float(found["value"])
+        except ValueError:
+            continue
+        counters[found["name"]] = counters.get(found["name"], 0.0) + value
+    return counters
+
+
+def engine_of(counters: Mapping[str, float]) -> str:
+    """Which engine publishes these metrics; ``openai`` when none that we know."""
+    for prefix, engine in PREFIXES.items():
+        if any(name.startswith(f"{prefix}:") for name in counters):
+            return engine
+    return "openai"
+
+
+def acceptance_between(
+    before: Mapping[str, float], after: Mapping[str, float]
+) -> tuple[Acceptance | None, str | None]:
+    """The acceptance between two readings, or None with the reason why there is none."""
+    prefix = next((prefix for prefix in PREFIXES if f"{prefix}:{DRAFTS}" in after), None)
+    if prefix is None:
+        return None, f"the server publishes no counter named <engine>:{DRAFTS}"
+    deltas = []
+    for name in (DRAFTS, DRAFT_TOKENS, ACCEPTED):
+        first, last = before.get(f"{prefix}:{name}", 0.0), after.get(f"{prefix}:{name}", math.nan)
+        if not math.isfinite(last - first):
+            return None, f"{prefix}:{name} was {first}, then {last}: not a count"
+        if last < first:
+            return (
+                None,
+                f"{prefix}:{name} went backwards, from {first:.0f} to {last:.0f}: the server was reset",
+            )
+        deltas.append(round(last - first))
+    if deltas[0] == 0:
+        return None, "the server made no draft in this repeat"
+    return Acceptance(*deltas), None
+
+
+def generated_between(before: Mapping[str, float], after: Mapping[str, float]) -> int | None:
+    """Tokens that the server says it generated between two readings, for anybody; None if it does not say."""
+    for prefix in PREFIXES:
+        first, last = before.get(f"{prefix}:{GENERATED}"), after.get(f"{prefix}:{GENERATED}")
+        if first is not None and last is not None and math.isfinite(last - first) and last >= first:
+            return round(last - first)
+    return None
