@@ -1,0 +1,135 @@
+"""GPUs as NVML tells them, by UUID.
+
+Memory in use is ``total - free - reserved`` of the v2 call: v1 counts the driver's own reserve (615 MiB on
+an idle H200) and drivers differ on whether v2's ``used`` does. All three process lists are read (compute,
+graphics, MPS); their pids may be another namespace's and prove nothing.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from changeover.machine.bounded import Answer, run_probe
+
+CONTROL_DEVICE = Path("/dev/nvidiactl")
+
+
+class Presence(StrEnum):
+    """What a reading of the GPUs is worth."""
+
+    READ = "read"
+    ABSENT = "absent"
+    UNREADABLE = "unreadable"
+
+
+@dataclass(frozen=True)
+class GpuProcess:
+    """An entry of one of NVML's lists; ``used_mib`` is None where the driver does not say (MIG,
+    containers).
+    """
+
+    pid: int
+    used_mib: float | None
+    kind: str  # "compute", "graphics" or "mps"
+
+
+@dataclass(frozen=True)
+class GpuFacts:
+    """One GPU at one moment. ``health`` holds what makes it unusable, in words; empty when nothing does."""
+
+    uuid: str
+    index: int
+    name: str
+    total_mib: float
+    used_mib: float
+    reserved_mib: float
+    memory_call: str  # "v2", or "v1" on drivers without it: then used_mib includes the reserve
+    persistence: bool | None
+    processes: tuple[GpuProcess, ...]
+    health: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class GpuReading:
+    presence: Presence
+    gpus: tuple[GpuFacts, ...] = ()
+    note: str = ""
+
+    def by_uuid(self) -> dict[str, GpuFacts]:
+        return {gpu.uuid: gpu for gpu in self.gpus}
+
+
+@dataclass(frozen=True)
+class ContextReading:
+    """Whether a fresh CUDA context could be made on a GPU, memory taken and given back; ``seconds`` in the
+    child.
+    """
+
+    uuid: str
+    ok: bool
+    answered: bool
+    seconds: float
+    note: str
+
+
+def no_gpu_present(control_device: Path = CONTROL_DEVICE) -> bool:
+    """Neither the driver's control device nor NVML's library: decided without starting anything.
+
+    One of them alone is not absence: WSL has the library and no device, a broken container the device alone.
+    """
+    if control_device.exists():
+        return False
+    try:
+        ctypes.CDLL("libnvidia-ml.so.1")  # loading it does not enter the driver; nvmlInit would
+    except OSError:
+        return True
+    return False
+
+
+def read_gpus(timeout_s: float) -> GpuReading:
+    """All GPUs, read in a child with a deadline."""
+    if no_gpu_present():
+        return GpuReading(Presence.ABSENT, note="no GPU present")
+    result = run_probe("changeover.machine.gpu_probe", timeout_s=timeout_s)
+    if result.answer is not Answer.GIVEN:
+        return GpuReading(Presence.UNREADABLE, note=f"NVML: {result.note}")
+    try:
+        return parse_reading(json.loads(result.output))
+    except (ValueError, KeyError, TypeError) as error:
+        return GpuReading(Presence.UNREADABLE, note=f"NVML probe answered nonsense: {error}")
+
+
+def parse_reading(value: dict[str, Any]) -> GpuReading:
+    """The probe's JSON as facts."""
+    gpus = tuple(
+        GpuFacts(
+            **{
+                **gpu,
+                "processes": tuple(GpuProcess(**process) for process in gpu["processes"]),
+                "health": tuple(gpu["health"]),
+            }
+        )
+        for gpu in value["gpus"]
+    )
+    return GpuReading(Presence(value["presence"]), gpus, value["note"])
+
+
+def read_fresh_context(uuid: str, timeout_s: float) -> ContextReading:
+    """Make a context on the GPU with this UUID in a child that ends: in-process, the verifier would be the
+    holder.
+    """
+    result = run_probe(
+        "changeover.machine.context_probe", timeout_s=timeout_s, env={"CUDA_VISIBLE_DEVICES": uuid}
+    )
+    if result.answer is Answer.TIMEOUT:
+        return ContextReading(uuid, ok=False, answered=False, seconds=timeout_s, note=result.note)
+    if result.answer is Answer.FAILED:
+        return ContextReading(uuid, ok=False, answered=True, seconds=0.0, note=result.note)
+    return ContextReading(
+        uuid, ok=True, answered=True, seconds=float(json.loads(result.output)["seconds"]), note=""
+    )

@@ -1,0 +1,250 @@
+"""The machine that Changeover itself runs on."""
+
+from __future__ import annotations
+
+import errno
+import os
+import select
+import signal
+import subprocess
+import threading
+import types
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+from changeover.machine import subreaper
+from changeover.machine.clock import Clock, SystemClock
+from changeover.machine.gpus import ContextReading, GpuReading, read_fresh_context, read_gpus
+from changeover.machine.ports import Listener, PortReading, read_listeners, read_port
+from changeover.machine.processes import (
+    PROC,
+    OpenPath,
+    ProcessFacts,
+    ProcessIdentity,
+    read_boot_id,
+    read_command,
+    read_cookie,
+    read_kernel_wait,
+    read_open_paths,
+    read_process,
+    read_processes,
+)
+from changeover.machine.protocol import Delivery, Handle, Holder
+from changeover.machine.shm import SHM_ROOT, Segment, SegmentFacts, read_segments, unlink_segment
+
+_PIDFD_RETRY_S = 0.01
+
+
+class LocalMachine:
+    """The Machine protocol over Linux (5.3 or later: pidfds).
+
+    ``adopt_orphans`` makes this process a subreaper; for Changeover's own runner only.
+    """
+
+    def __init__(
+        self, *, clock: Clock | None = None, adopt_orphans: bool = False, shm_root: Path = SHM_ROOT
+    ) -> None:
+        self._clock = clock or SystemClock()
+        self._boot_id = read_boot_id()
+        self._shm_root = shm_root
+        self._children: dict[ProcessIdentity, subprocess.Popen[bytes]] = {}
+        self._exit_codes: dict[ProcessIdentity, int] = {}
+        self._subreaper = adopt_orphans
+        if adopt_orphans:
+            subreaper.become_subreaper()
+
+    @property
+    def clock(self) -> Clock:
+        return self._clock
+
+    @property
+    def boot_id(self) -> str:
+        return self._boot_id
+
+    @property
+    def pid(self) -> int:
+        return os.getpid()
+
+    @property
+    def pid_max(self) -> int:
+        return int((PROC / "sys/kernel/pid_max").read_text())
+
+    @property
+    def booted_wall_s(self) -> float:
+        return self._clock.wall() - float((PROC / "uptime").read_text().split()[0])
+
+    def processes(self) -> Mapping[int, ProcessFacts]:
+        return read_processes(self._boot_id)
+
+    def process(self, pid: int) -> ProcessFacts | None:
+        return read_process(pid, self._boot_id)
+
+    def cookie(self, pid: int) -> str | None:
+        return read_cookie(pid)
+
+    def command(self, pid: int) -> tuple[str, ...]:
+        return read_command(pid)
+
+    def kernel_wait(self, pid: int) -> str:
+        return read_kernel_wait(pid)
+
+    def open_paths(self, pid: int) -> tuple[OpenPath, ...]:
+        return read_open_paths(pid)
+
+    def holders(self, prefixes: Sequence[str]) -> tuple[Holder, ...]:
+        wanted = tuple(prefixes)
+        return tuple(
+            Holder(process.identity, held)
+            for process in self.processes().values()
+            for held in read_open_paths(process.pid)
+            if held.path.startswith(wanted)
+        )
+
+    def spawn(self, argv: Sequence[str], *, env: Mapping[str, str], cwd: Path, log: Path) -> ProcessIdentity:
+        with log.open("ab") as sink:
+            child = subprocess.Popen(
+                list(argv),
+                env=dict(env),
+                cwd=cwd,
+                stdin=subprocess.DEVNULL,
+                stdout=sink,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                close_fds=True,
+            )
+        process = self.process(child.pid)
+        if process is None:  # nobody but us can reap our child, so it is at least a zombie
+            raise ChildProcessError(
+                errno.ECHILD, "the new child was reaped by somebody else (SIGCHLD ignored?)"
+            )
+        self._children[process.identity] = child
+        return process.identity
+
+    def spawned(self) -> frozenset[ProcessIdentity]:
+        return frozenset(self._children)
+
+    def came_home(self, process: ProcessFacts) -> bool:
+        started_here = any(process.pid == identity.pid for identity in self._children)
+        return (
+            self._subreaper
+            and process.ppid == self.pid
+            and process.sid != os.getsid(0)  # what other code here starts stays in our session (probes do)
+            and not started_here
+        )
+
+    def exit_code(self, identity: ProcessIdentity) -> int | None:
+        """WNOWAIT leaves the zombie: while it is there, nobody else gets its pid or session number."""
+        if identity in self._exit_codes:
+            return self._exit_codes[identity]
+        if identity not in self._children:
+            raise ChildProcessError(errno.ECHILD, f"pid {identity.pid} was not started by this process")
+        ended = os.waitid(os.P_PID, identity.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        if ended is None:
+            return None
+        code = ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status
+        self._exit_codes[identity] = code
+        return code
+
+    def reap(self, identity: ProcessIdentity) -> None:
+        child = self._children.get(identity)
+        if child is not None:
+            code = child.poll()
+            if code is not None:
+                self._exit_codes[identity] = code
+                del self._children[identity]
+            return
+        process = self.process(identity.pid)
+        if process is not None and process.identity == identity and self.came_home(process):
+            try:
+                os.waitpid(identity.pid, os.WNOHANG)
+            except ChildProcessError:
+                return
+
+    def open(self, identity: ProcessIdentity) -> Handle | None:
+        """Open the pidfd, then look again who has the pid: only then is it a hold on the one we mean."""
+        try:
+            fd = os.pidfd_open(identity.pid)
+        except ProcessLookupError:
+            return None
+        except OSError as error:
+            # Some kernels answer EINVAL for a process that was killed just now (and for a pid that is a
+            # thread's).
+            self._clock.sleep(_PIDFD_RETRY_S)
+            process = self.process(identity.pid)
+            if error.errno == errno.EINVAL and (
+                process is None or process.identity != identity or not process.alive
+            ):
+                return None
+            raise
+        process = self.process(identity.pid)
+        if process is None or process.identity != identity:
+            os.close(fd)
+            return None
+        return Handle(identity, fd)
+
+    def signal(self, handle: Handle, signal_number: int) -> Delivery:
+        try:
+            signal.pidfd_send_signal(handle.fd, signal_number)
+        except ProcessLookupError:
+            return Delivery.GONE
+        except PermissionError:
+            return Delivery.DENIED
+        return Delivery.SENT
+
+    def wait(self, handles: Sequence[Handle], timeout_s: float) -> None:
+        if not handles:
+            self._clock.sleep(timeout_s)
+            return
+        poll = select.poll()
+        for handle in handles:
+            poll.register(handle.fd, select.POLLIN)
+        poll.poll(max(0, round(timeout_s * 1000)))
+
+    def close(self, handle: Handle) -> None:
+        os.close(handle.fd)
+
+    def gpus(self, timeout_s: float) -> GpuReading:
+        return read_gpus(timeout_s)
+
+    def fresh_contexts(self, uuids: Sequence[str], timeout_s: float) -> tuple[ContextReading, ...]:
+        if not uuids:
+            return ()
+        with ThreadPoolExecutor(len(uuids)) as pool:
+            return tuple(pool.map(lambda uuid: read_fresh_context(uuid, timeout_s), uuids))
+
+    def port(self, port: int) -> PortReading:
+        return read_port(port)
+
+    def listeners(self) -> tuple[Listener, ...]:
+        return read_listeners()
+
+    def segments(self) -> Mapping[Segment, SegmentFacts]:
+        return read_segments(self._shm_root)
+
+    def unlink(self, segment: Segment) -> bool:
+        return unlink_segment(segment)
+
+    @contextmanager
+    def uninterrupted(self) -> Iterator[None]:
+        """A second Ctrl-C must not leave a half-stopped server (ai-dynamo/dynamo #1889).
+
+        Python runs handlers in the main thread only; elsewhere there is nothing to hold back.
+        """
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        waiting: list[int] = []
+
+        def note(number: int, _frame: types.FrameType | None) -> None:
+            waiting.append(number)
+
+        before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler if handler is not None else signal.SIG_DFL)
+            for held_back in dict.fromkeys(waiting):
+                signal.raise_signal(held_back)

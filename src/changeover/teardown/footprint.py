@@ -1,0 +1,171 @@
+"""What a phase may leave on a machine: the baseline before it, and the targets that it starts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from changeover.machine.errors import InvalidInput
+from changeover.machine.gpus import Presence
+from changeover.machine.processes import ProcessIdentity
+from changeover.machine.protocol import Machine
+from changeover.machine.shm import Segment
+
+_PROBE_TIMEOUT_S = 10.0
+
+
+class Drain(Protocol):
+    """How to let a server end its work; an engine provides it. Senders are stopped before, by the caller.
+
+    Each call must end by itself within a second or two; whatever it raises is noted and ends no teardown.
+    """
+
+    @property
+    def name(self) -> str:
+        """How it is done, for the record (``POST /drain``)."""
+        ...
+
+    def begin(self) -> None:
+        """Refuse new work, where the server can."""
+        ...
+
+    def running(self) -> int | None:
+        """Requests running and waiting now; None where the server does not say."""
+        ...
+
+
+@dataclass(frozen=True)
+class GpuBaseline:
+    """One GPU before the phase. ``pids`` are those in the driver's lists then (a desktop, a monitor)."""
+
+    uuid: str
+    name: str
+    used_mib: float
+    memory_call: str
+    pids: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """The machine before a phase: taken before the phase, never before the kill (ollama #11997).
+
+    ``gpus`` is empty with ``presence`` "absent" where there is none; presence "unreadable" makes every
+    later verdict on the GPUs "unverified".
+    """
+
+    presence: Presence
+    gpus: tuple[GpuBaseline, ...]
+    segments: frozenset[Segment]
+    boot_id: str
+    taken_wall_s: float
+    note: str = ""
+
+    def by_uuid(self) -> dict[str, GpuBaseline]:
+        return {gpu.uuid: gpu for gpu in self.gpus}
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "presence": self.presence.value,
+            "gpus": [{**vars(gpu), "pids": list(gpu.pids)} for gpu in self.gpus],
+            "segments": [segment.to_json() for segment in sorted(self.segments)],
+            "boot_id": self.boot_id,
+            "taken_wall_s": self.taken_wall_s,
+            "note": self.note,
+        }
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> Baseline:
+        """Raises InvalidInput where it is not what ``to_json`` writes."""
+        try:
+            return cls(
+                presence=Presence(value["presence"]),
+                gpus=tuple(GpuBaseline(**{**gpu, "pids": tuple(gpu["pids"])}) for gpu in value["gpus"]),
+                segments=frozenset(Segment(**segment) for segment in value["segments"]),
+                boot_id=value["boot_id"],
+                taken_wall_s=value["taken_wall_s"],
+                note=value["note"],
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise _not_ours("a baseline", value, error) from error
+
+
+def take_baseline(machine: Machine, *, probe_timeout_s: float = _PROBE_TIMEOUT_S) -> Baseline:
+    """Look at the machine before a phase: memory of each GPU by UUID, and the set in ``/dev/shm``."""
+    reading = machine.gpus(probe_timeout_s)
+    return Baseline(
+        presence=reading.presence,
+        gpus=tuple(
+            GpuBaseline(
+                uuid=gpu.uuid,
+                name=gpu.name,
+                used_mib=gpu.used_mib,
+                memory_call=gpu.memory_call,
+                pids=tuple(sorted({process.pid for process in gpu.processes})),
+            )
+            for gpu in reading.gpus
+        ),
+        segments=frozenset(machine.segments()),
+        boot_id=machine.boot_id,
+        taken_wall_s=machine.clock.wall(),
+        note=reading.note,
+    )
+
+
+@dataclass(frozen=True)
+class Target:
+    """One thing that a phase started and that must be gone after it.
+
+    ``leader`` and ``sid`` are None where Changeover died between starting the process and writing it down:
+    then the cookie alone proves. ``members`` were seen as its descendants (``clear.observe``), ``segments``
+    were seen held by one of them. ``files`` are folders or files that it writes. The cookie is a secret:
+    never in ``to_json``, nor in a repr.
+    """
+
+    name: str
+    cookie: str = field(repr=False)
+    leader: ProcessIdentity | None
+    sid: int | None
+    members: frozenset[ProcessIdentity] = frozenset()
+    segments: frozenset[Segment] = frozenset()
+    ports: tuple[int, ...] = ()
+    files: tuple[str, ...] = ()
+    drain: Drain | None = field(default=None, compare=False, repr=False)
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "name": self.name,
+            "leader": None if self.leader is None else self.leader.to_json(),
+            "sid": self.sid,
+            "members": [member.to_json() for member in sorted(self.members)],
+            "segments": [segment.to_json() for segment in sorted(self.segments)],
+            "ports": list(self.ports),
+            "files": list(self.files),
+        }
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any], *, cookie: str, drain: Drain | None = None) -> Target:
+        """Raises InvalidInput where it is not what ``to_json`` writes."""
+        try:
+            leader = value["leader"]
+            return cls(
+                name=value["name"],
+                cookie=cookie,
+                leader=None if leader is None else ProcessIdentity(**leader),
+                sid=value["sid"],
+                members=frozenset(ProcessIdentity(**member) for member in value["members"]),
+                segments=frozenset(Segment(**segment) for segment in value["segments"]),
+                ports=tuple(value["ports"]),
+                files=tuple(value["files"]),
+                drain=drain,
+            )
+        except (KeyError, TypeError) as error:
+            raise _not_ours("a target", value, error) from error
+
+
+def _not_ours(what: str, value: object, error: Exception) -> InvalidInput:
+    return InvalidInput(
+        expected=f"{what} as Changeover writes it",
+        seen=f"{str(value)[:200]} ({type(error).__name__}: {error})",
+        todo="The record is damaged or from another version; clear the machine by hand and start a new run.",
+    )

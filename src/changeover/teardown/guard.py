@@ -1,0 +1,54 @@
+"""Who is never signalled, whatever has been proven of him."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from changeover.machine.processes import ProcessFacts
+
+
+@dataclass(frozen=True)
+class Untouchable:
+    """Ourselves and what we hang on: ``ancestors`` up to init, our group and our session."""
+
+    own_pid: int
+    ancestors: frozenset[int]
+    pgid: int
+    sid: int
+
+
+def untouchable(own_pid: int, processes: Mapping[int, ProcessFacts]) -> Untouchable:
+    """Built from one look at the machine; a parent that the look does not show (pid 0) ends the chain."""
+    ancestors: set[int] = set()
+    own = processes.get(own_pid)
+    parent = own.ppid if own is not None else 0
+    while parent > 0 and parent not in ancestors:
+        ancestors.add(parent)
+        above = processes.get(parent)
+        parent = above.ppid if above is not None else 0
+    return Untouchable(
+        own_pid=own_pid,
+        ancestors=frozenset(ancestors),
+        pgid=own.pgid if own is not None else own_pid,
+        sid=own.sid if own is not None else own_pid,
+    )
+
+
+def forbidden(process: ProcessFacts, untouched: Untouchable, *, mps_clients: frozenset[int]) -> str | None:
+    """Why this process must not be signalled, or None.
+
+    ``kill(getppid())`` with a parent outside the PID namespace is ``kill(0)`` and ended a desktop
+    (flux-core #5791); a container's cleaner that killed its own shell is prime-rl #2331; a client of CUDA
+    MPS killed in the middle of work leaves the server and its other clients undefined (pytorch #32575).
+    """
+    rules = (
+        (process.pid <= 1, "pid 1 or below is the system's"),
+        (process.pid == untouched.own_pid, "that is Changeover itself"),
+        (process.pid in untouched.ancestors, "it is an ancestor of Changeover"),
+        (process.sid == untouched.sid, "it is in Changeover's own session"),
+        (process.pgid == untouched.pgid, "it is in Changeover's own process group"),
+        (process.comm.startswith("sshd"), "sshd carries people's connections"),
+        (process.pid in mps_clients, "it is a client of CUDA MPS; end it with nvidia-cuda-mps-control first"),
+    )
+    return next((reason for applies, reason in rules if applies), None)
