@@ -21,14 +21,17 @@ _CONTEXT_SHARE = 0.4  # of the time left: kept for the fresh contexts and the se
 
 @dataclass(frozen=True)
 class Question:
-    """What is to be verified: ``known`` are all processes ever proven ours, ``survivors`` those still
-    alive.
+    """What is to be verified.
+
+    ``known`` are all processes ever proven ours, ``survivors`` those still alive; ``device_holders`` are strangers
+    with a GPU's device file open.
     """
 
     targets: tuple[Target, ...]
     baseline: Baseline
     known: frozenset[ProcessIdentity]
     survivors: tuple[verify.Survivor, ...]
+    device_holders: tuple[ProcessIdentity, ...] = ()
 
 
 class Verification:
@@ -55,6 +58,7 @@ class Verification:
             *(self._port(port) for port in dict.fromkeys(self._ports())),
             self._segments(),
             *self._files(),
+            *self._devices(),
             *self._gpus(),
         )
 
@@ -125,6 +129,13 @@ class Verification:
             return verify.judge_files(described, expired=expired)
 
         return (self._until(judge, _SETTLE_S),)
+
+    def _devices(self) -> tuple[Evidence, ...]:
+        if self._question.baseline.presence is Presence.ABSENT:
+            return ()
+        return (
+            verify.judge_devices([describe(self._machine, one) for one in self._question.device_holders]),
+        )
 
     def _gpus(self) -> tuple[Evidence, ...]:
         """Memory, a fresh context on each, memory again (the context must leave nothing), health."""

@@ -36,7 +36,8 @@ def judge_processes(
     note = "; ".join(f"{_named(zombie)} unreaped by {parent}" for zombie, parent in unreaped)
     if not survivors:
         return Evidence("processes", Verdict.CLEAN, "none of ours alive", f"{known} known, none alive", note)
-    seen = "; ".join(f"{_named(one.process)} in state {one.process.state}: {one.reason}" for one in survivors)
+    said = (f"{_named(one.process)} in state {one.process.state}: {one.reason}" for one in survivors)
+    seen = "; ".join(said)
     return Evidence("processes", Verdict.UNKILLABLE, "none of ours alive", seen, note)
 
 
