@@ -1,4 +1,4 @@
-"""Build the wheel and see that it holds what the source tree holds, and that it starts without the source tree.
+"""Build the wheel; see that it holds what the source tree holds and that it starts without the source tree.
 
 Usage: python .ci/check_wheel.py FOLDER
 """
