@@ -2,8 +2,8 @@
 
     python benchmarks/startup.py [--repeats 20]
 
-Claim: both answer in under 0.3 s. Best of N, because everything else on the machine only ever adds; the median is
-given too. The result goes to ``benchmarks/results/startup.json``.
+Claim: both answer in under 0.3 s. Best of N, because everything else on the machine only ever adds; the
+median is given too. The result goes to ``benchmarks/results/startup.json``.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ COMMANDS = {
 
 
 def seconds(argv: list[str]) -> float:
-    """One run, from start to exit; exit codes 0 and 4 to 6 (``check`` on a machine in use) count as an answer."""
+    """One run, from start to exit; 0 and 4 to 6 (``check`` on a machine in use) count as an answer."""
     begin = time.perf_counter()
     done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
     took = time.perf_counter() - begin
