@@ -91,7 +91,7 @@ def take_inventory(
     }
     untouched = untouchable(machine.pid, processes)
     found: dict[ProcessIdentity, Found] = {}
-    refusals: list[Refusal] = []
+    strangers: list[Sight] = []
     grown: list[Target] = []
     for target in targets:
         proven = prove_all(sights, target)
@@ -101,13 +101,14 @@ def take_inventory(
                 role = _role(machine, process, leaders)
                 refusal = forbidden(process, untouched, mps_clients=mps_clients) or ""
                 found[identity] = Found(process, target.name, proof, role, refusal)
-        refusals.extend(_of_other_runs(sights, target, proven))
+        strangers.extend(_of_other_runs(sights, target, proven))
         grown.append(replace(target, members=target.members | frozenset(proven)))
-    refusals.extend(
-        Refusal(one.process.pid, one.process.identity.start_ticks, one.process.comm, one.refusal)
-        for one in found.values()
-        if one.refusal and one.process.alive
-    )
+    refusals = [_refusal(one.process, one.refusal) for one in found.values() if one.refusal and
+    one.process.alive] refusals += [
+        _refusal(sight.process, "it carries another run's secret: that run owns it")
+        for sight in strangers
+        if sight.process.identity not in found
+    ]
     return Inventory(tuple(found.values()), tuple(dict.fromkeys(refusals)), tuple(grown), processes)
 
 
@@ -151,18 +152,18 @@ def _trees(roots: frozenset[ProcessIdentity], processes: Mapping[int, ProcessFac
 
 def _of_other_runs(
     sights: Mapping[int, Sight], target: Target, proven: Mapping[ProcessIdentity, Proof]
-) -> list[Refusal]:
+) -> list[Sight]:
+    """Those below ours or in our session that carry another secret (perhaps another target's)."""
     pids = {identity.pid for identity in proven}
     return [
-        Refusal(
-            sight.process.pid,
-            sight.process.identity.start_ticks,
-            sight.process.comm,
-            "it carries another run's secret: that run owns it",
-        )
+        sight
         for sight in sights.values()
         if of_another_run(sight, target) and (sight.process.ppid in pids or sight.process.sid == target.sid)
     ]
+
+
+def _refusal(process: ProcessFacts, reason: str) -> Refusal:
+    return Refusal(process.pid, process.identity.start_ticks, process.comm, reason)
 
 
 def _user(uid: int) -> str:

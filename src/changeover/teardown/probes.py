@@ -23,8 +23,8 @@ _CONTEXT_SHARE = 0.4  # of the time left: kept for the fresh contexts and the se
 class Question:
     """What is to be verified.
 
-    ``known`` are all processes ever proven ours, ``survivors`` those still alive; ``device_holders`` are strangers
-    with a GPU's device file open.
+    ``known`` are all processes ever proven ours, ``survivors`` those still alive; ``device_holders`` are
+    strangers with a GPU's device file open.
     """
 
     targets: tuple[Target, ...]
