@@ -103,8 +103,10 @@ def take_inventory(
                 found[identity] = Found(process, target.name, proof, role, refusal)
         strangers.extend(_of_other_runs(sights, target, proven))
         grown.append(replace(target, members=target.members | frozenset(proven)))
-    refusals = [_refusal(one.process, one.refusal) for one in found.values() if one.refusal and
-    one.process.alive] refusals += [
+    refusals = [
+        _refusal(one.process, one.refusal) for one in found.values() if one.refusal and one.process.alive
+    ]
+    refusals += [
         _refusal(sight.process, "it carries another run's secret: that run owns it")
         for sight in strangers
         if sight.process.identity not in found

@@ -59,7 +59,7 @@ def judge_port(
 
 
 def settled(samples: Sequence[GpuFacts], before: GpuBaseline, budgets: Budgets) -> bool:
-    """K samples in a row at the baseline and no longer falling: one clean sample can be a dip (llm-d #720)."""
+    """K samples in a row at the baseline and no longer falling: one clean one may be a dip (llm-d #720)."""
     last = samples[-budgets.clean_samples :]
     return (
         len(last) == budgets.clean_samples
