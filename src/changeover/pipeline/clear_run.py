@@ -1,0 +1,60 @@
+"""Clear what a run left behind, from its journal alone, and write the clearance into that journal."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from changeover.machine.errors import InvalidInput
+from changeover.machine.protocol import Machine
+from changeover.pipeline.changeover import JournalObserver
+from changeover.pipeline.folder import RunFolder
+from changeover.pipeline.journal import EventName, Journal
+from changeover.pipeline.targets import targets_of_run
+from changeover.teardown.budgets import Budgets
+from changeover.teardown.claim import claim
+from changeover.teardown.clear import SilentObserver, clear
+from changeover.teardown.clearance import Clearance
+from changeover.teardown.footprint import Baseline, Target, take_late_baseline
+from changeover.teardown.inventory import Inventory, take_inventory
+
+
+def inventory_of_run(run_dir: Path, machine: Machine) -> Inventory:
+    """Who of that run is on the machine, with the proof for each; sends nothing."""
+    targets, _ = _targets(run_dir)
+    return take_inventory(machine, targets)
+
+
+def clear_run(run_dir: Path, machine: Machine, budgets: Budgets) -> Clearance:
+    """Stop what the run started and prove it gone; raises RunBusy while its runner lives."""
+    with RunFolder(run_dir.resolve()).locked(), claim(f"clear of run {run_dir.name}"):
+        targets, baseline = _targets(run_dir)
+        if baseline is None:
+            baseline = take_late_baseline(machine)
+        phases = list(dict.fromkeys(target.name.split("/", 1)[0] for target in targets))
+        if not phases:
+            return clear(machine, (), baseline, budgets=budgets, observer=SilentObserver())
+        journal = Journal(run_dir.resolve() / "journal.jsonl", machine.clock)
+        try:
+            journal.append(
+                EventName.CHANGEOVER_STARTED,
+                phase=phases[-1],
+                targets=[target.to_json() for target in targets],
+            )
+            observer = JournalObserver(journal, phases[-1])
+            clearance = clear(machine, targets, baseline, budgets=budgets, observer=observer)
+            for phase in phases:
+                journal.append(EventName.CHANGEOVER_CLEARED, phase=phase, clearance=clearance.to_json())
+        finally:
+            journal.close()
+        return clearance
+
+
+def _targets(run_dir: Path) -> tuple[list[Target], Baseline | None]:
+    try:
+        return targets_of_run(run_dir)
+    except FileNotFoundError as error:
+        raise InvalidInput(
+            expected=f"a run's folder with its journal at {run_dir}",
+            seen=str(error),
+            todo="Give the run's id as `changeover status` shows it, and --runs-dir where the runs are.",
+        ) from error
