@@ -148,9 +148,9 @@ class PhaseSpec(Section):
 
     @model_validator(mode="after")
     def _jobs_fit_the_server(self) -> PhaseSpec:
-        names = [job.name for job in self.jobs]
+        names = ["server", *(job.name for job in self.jobs)]
         if len(set(names)) != len(names):
-            raise ValueError(f"phase `{self.name}` has two jobs of one name: {', '.join(names)}")
+            raise ValueError(f"phase `{self.name}` has two processes of one name (the server is called `server`): {', '.join(names)}")
         for job in self.jobs:
             if job.kind in ("bench", "collect") and self.server is None:
                 raise ValueError(f"job `{job.name}` ({job.kind}) needs a `server:` in phase `{self.name}`")

@@ -1,0 +1,200 @@
+"""A run on the terminal: a line for each thing that happened, and a live line for the one that goes on.
+
+Without a terminal (a log file, a pipe, CI) there are plain lines only, progress among them at most every ten seconds.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any, Protocol
+
+from changeover.cli.output import is_terminal
+
+
+class SeenEvent(Protocol):
+    """What a view needs of a journal event."""
+
+    @property
+    def t_wall(self) -> float: ...
+    @property
+    def event(self) -> str: ...
+    @property
+    def data(self) -> dict[str, Any]: ...
+
+
+PLAIN_PROGRESS_PERIOD_S = 10.0
+
+
+def describe(event: SeenEvent) -> str | None:
+    """The event as a line for people, or None for what only the journal needs."""
+    data = event.data
+    where = data.get("phase", "")
+    match event.event:
+        case "run.started":
+            return f"run {data['run_id']}"
+        case "run.resumed":
+            return "resumed"
+        case "run.done":
+            return f"done in {seconds(data['seconds'])}"
+        case "run.failed" | "run.interrupted":
+            return f"{event.event[4:]}: {data['reason']}"
+        case "phase.started":
+            return f"phase {where}"
+        case "phase.failed":
+            return f"  failed: {data['reason']}"
+        case "server.starting":
+            return f"  server: {data['engine']}, profile {data['profile']}, {data['url']}"
+        case "server.ready":
+            return f"  ready after {seconds(data['seconds'])}"
+        case "job.started":
+            return f"  {data['job']}: started"
+        case "job.done":
+            summary = summarise(data["kind"], data["result"])
+            return f"  {data['job']}: done in {seconds(data['seconds'])}" + (f" - {summary}" if summary else "")
+        case "job.failed":
+            return f"  {data['job']}: FAILED: {data['reason']}"
+        case "changeover.signal":
+            return f"  {data['signal']} to pid {data['pid']} ({data['proof']})"
+        case "changeover.cleared":
+            clearance = data["clearance"]
+            lines = [f"  clearance after {where}: {clearance['verdict']} in {seconds(clearance['seconds'])}"]
+            lines += [
+                f"    {item['item']}: {item['seen']}" + ("" if item["verdict"] == "clean" else f" ({item['verdict']})")
+                for item in clearance["evidence"]
+            ]
+            return "\n".join(lines)
+        case _:
+            return None
+
+
+def summarise(kind: str, result: dict[str, Any]) -> str:
+    """The figure that a job is run for, in a few words; empty where a result does not hold it."""
+    try:
+        if kind == "compare":
+            return str(result["sentence"])
+        if kind == "train":
+            return f"simulated acceptance length {result['held_out']['acceptance_length']:.3f}"
+        if kind == "collect":
+            return f"{result['samples']} samples, {result['tokens']} tokens"
+        if kind == "bench":
+            levels = result["levels"]
+            return ", ".join(f"{level['output_tok_s']['mean']:.1f} tok/s at {level['concurrency']}" for level in levels)
+    except (KeyError, TypeError):
+        return ""
+    return ""
+
+
+def progress_text(name: str, progress: dict[str, Any]) -> str:
+    """``collect: answering 120/400 samples, 96 tok/s``."""
+    total = progress.get("total")
+    amount = f"{progress['done']:g}" + (f"/{total:g}" if total else "")
+    details = [f"{key} {_figure(value)}" for key, value in progress.get("detail", {}).items() if value is not None]
+    return ", ".join([f"{name}: {progress['stage']} {amount} {progress['unit']}", *details])
+
+
+def _figure(value: float | int | str) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def seconds(value: float) -> str:
+    return f"{value:.1f} s" if value < 100 else f"{int(value // 60)} min {int(value % 60)} s"
+
+
+class PlainView:
+    """Lines with the time since the start, on stderr."""
+
+    def __init__(self) -> None:
+        self._start: float | None = None
+        self._last_progress = float("-inf")
+
+    def __call__(self, event: SeenEvent) -> None:
+        self._start = event.t_wall if self._start is None else self._start
+        text = describe(event)
+        if text is None and event.event in ("job.progress", "server.loading"):
+            if event.t_wall - self._last_progress < PLAIN_PROGRESS_PERIOD_S:
+                return
+            self._last_progress = event.t_wall
+            text = "    " + progress_text(event.data.get("job", "loading"), event.data["progress"])
+        if text is not None:
+            self._write(event.t_wall - self._start, text)
+
+    def _write(self, since_s: float, text: str) -> None:
+        stamp = f"{int(since_s // 60):3d}:{int(since_s % 60):02d}"
+        for line in text.splitlines():
+            print(f"{stamp} {line}", file=sys.stderr, flush=True)
+
+    def close(self) -> None:
+        pass
+
+
+class RichView:
+    """The same lines, with a bar, rate and time left for what goes on."""
+
+    def __init__(self) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+        self._console = Console(stderr=True, highlight=False)
+        self._bars = Progress(
+            SpinnerColumn(),
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=24),
+            TimeElapsedColumn(),
+            TextColumn("left"),
+            TimeRemainingColumn(),
+            console=self._console,
+            transient=True,
+        )
+        self._task: Any = None
+        self._name = ""
+        self._bars.start()
+
+    def __call__(self, event: SeenEvent) -> None:
+        if event.event in ("job.progress", "server.loading"):
+            self._show(event.data.get("job", "loading"), event.data["progress"])
+            return
+        if event.event == "changeover.stage":
+            stage = {"stage": event.data["stage"], "done": 0, "total": None, "unit": "", "detail": {}}
+            self._show("changeover", stage)
+            return
+        text = describe(event)
+        if text is not None:
+            self._end_bar()
+            self._console.print(text, markup=False, style=_style(event))
+
+    def _show(self, name: str, progress: dict[str, Any]) -> None:
+        label = f"{name}/{progress['stage']}"
+        if label != self._name:
+            self._end_bar()
+            self._task = self._bars.add_task("", total=progress.get("total"))
+            self._name = label
+        self._bars.update(
+            self._task,
+            description=progress_text(name, progress),
+            completed=progress["done"],
+            total=progress.get("total"),
+        )
+
+    def _end_bar(self) -> None:
+        if self._task is not None:
+            self._bars.remove_task(self._task)
+        self._task, self._name = None, ""
+
+    def close(self) -> None:
+        self._end_bar()
+        self._bars.stop()
+
+
+def _style(event: SeenEvent) -> str:
+    if event.event in ("run.failed", "phase.failed", "job.failed"):
+        return "bold red"
+    if event.event in ("phase.started", "run.done"):
+        return "bold"
+    if event.event == "changeover.cleared":
+        return "green" if event.data["clearance"]["verdict"] == "clean" else "bold red"
+    return ""
+
+
+def make_view() -> PlainView | RichView:
+    """What suits the terminal that we have."""
+    return RichView() if is_terminal() else PlainView()

@@ -1,0 +1,259 @@
+"""What will happen and what it needs, computed before anything starts."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from changeover.engines.models import ModelFacts, describe_model
+from changeover.engines.registry import get_engine
+from changeover.machine.errors import InvalidInput, NotSupported
+from changeover.pipeline.commands import aux_boundaries, planned_command
+from changeover.pipeline.estimates import Estimate, disk_refusal, expected_tokens, gib, minutes, states_bytes
+from changeover.pipeline.spec import BenchJob, CollectJob, JobSpec, PhaseSpec, PipelineSpec, TrainJob
+from changeover.states.prompts import read_prompts
+
+
+@dataclass(frozen=True)
+class PlannedJob:
+    """One job: what it will do, the bytes it leaves, and how long it may take."""
+
+    name: str
+    kind: str
+    does: str
+    bytes: int
+    minutes: Estimate
+
+
+@dataclass(frozen=True)
+class PlannedServer:
+    """One server: its exact command, what it listens on, the memory of its weights."""
+
+    engine: str
+    profile: str
+    argv: tuple[str, ...]
+    env: dict[str, str]
+    ports: tuple[int, ...]
+    weights_bytes_per_device: int
+    load_minutes: Estimate
+
+
+@dataclass(frozen=True)
+class PlannedPhase:
+    name: str
+    server: PlannedServer | None
+    jobs: tuple[PlannedJob, ...]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The whole. ``refusals``: what cannot work anywhere or on this disk; ``blockers``: what this version, or this
+    machine, cannot run although it can be planned."""
+
+    name: str
+    model: ModelFacts
+    phases: tuple[PlannedPhase, ...]
+    refusals: tuple[str, ...]
+    blockers: tuple[str, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "name": self.name,
+            "model": self.model.to_json(),
+            "phases": [asdict(phase) for phase in self.phases],
+            "disk_bytes": self.disk_bytes,
+            "refusals": list(self.refusals),
+            "blockers": list(self.blockers),
+        }
+
+    @property
+    def disk_bytes(self) -> int:
+        return sum(job.bytes for phase in self.phases for job in phase.jobs)
+
+    def to_text(self) -> str:
+        """For people."""
+        model = self.model
+        lines = [
+            f"{self.name}: {model.path}",
+            f"  {model.layers} layers, hidden {model.hidden}, vocabulary {model.vocab}, "
+            f"weights {gib(model.weights_bytes)}",
+        ]
+        for phase in self.phases:
+            lines += ["", f"phase {phase.name}", *_server_lines(phase.server)]
+            lines += [line for job in phase.jobs for line in _job_lines(job)]
+            lines.append("  then      changeover: drain, stop, verify; the next phase starts only when it is clean")
+        known = [
+            estimate.value
+            for phase in self.phases
+            for estimate in (
+                *(job.minutes for job in phase.jobs),
+                *((phase.server.load_minutes,) if phase.server is not None else ()),
+            )
+        ]
+        total = sum(value for value in known if value is not None)
+        unknown = " (some parts unknown)" if None in known else ""
+        lines += ["", f"disk      {gib(self.disk_bytes)}", f"time      {total:.0f} min{unknown}"]
+        lines += [f"REFUSED   {refusal}" for refusal in self.refusals]
+        lines += [f"not here  {blocker}" for blocker in self.blockers]
+        return "\n".join(lines)
+
+
+def make_plan(spec: PipelineSpec, models_dir: Path | None, runs_dir: Path, free_bytes: int | None = None) -> Plan:
+    """The plan of a spec on this machine; ``free_bytes`` is measured at ``runs_dir`` where it is not given.
+
+    Raises InvalidInput for a model or prompts that cannot be read.
+    """
+    model = describe_model(spec.model.path, models_dir, spec.model.facts)
+    phases = tuple(_plan_phase(spec, phase, model) for phase in spec.phases)
+    free = free_disk_bytes(runs_dir) if free_bytes is None else free_bytes
+    return Plan(spec.name, model, phases, tuple(_refusals(spec, model, phases, free, runs_dir)), tuple(_blockers(spec)))
+
+
+def refuse_if_impossible(plan: Plan) -> None:
+    """Raise before anything starts: InvalidInput for a refusal, NotSupported for a blocker."""
+    if plan.refusals:
+        raise InvalidInput(
+            expected="a pipeline that can work on this machine",
+            seen="; ".join(plan.refusals),
+            todo="`changeover plan` shows the whole.",
+        )
+    if plan.blockers:
+        raise NotSupported(
+            expected="a pipeline that this version can run on this machine",
+            seen="; ".join(plan.blockers),
+            todo="`changeover plan` still shows what it would do.",
+        )
+
+
+def free_disk_bytes(folder: Path) -> int:
+    """Free for us at ``folder``, or at the nearest folder above it that exists."""
+    folder = folder.resolve()
+    while not folder.exists():
+        folder = folder.parent
+    status = os.statvfs(folder)
+    return status.f_bavail * status.f_frsize
+
+
+def _plan_phase(spec: PipelineSpec, phase: PhaseSpec, model: ModelFacts) -> PlannedPhase:
+    return PlannedPhase(phase.name, _plan_server(spec, phase, model), tuple(_plan_job(spec, phase, job, model) for job in phase.jobs))
+
+
+def _plan_server(spec: PipelineSpec, phase: PhaseSpec, model: ModelFacts) -> PlannedServer | None:
+    if phase.server is None:
+        return None
+    command = planned_command(spec, phase.server, model)
+    load = minutes(model.weights_bytes / 2**20, "MiB", spec.estimates.load_mib_per_s, "load_mib_per_s")
+    return PlannedServer(
+        engine=spec.engine.kind,
+        profile=phase.server.profile,
+        argv=tuple(command.argv),
+        env=dict(command.env),
+        ports=tuple(command.ports),
+        weights_bytes_per_device=model.weights_bytes // spec.engine.tensor_parallel,
+        load_minutes=load,
+    )
+
+
+def _plan_job(spec: PipelineSpec, phase: PhaseSpec, job: JobSpec, model: ModelFacts) -> PlannedJob:
+    rates = spec.estimates
+    match job:
+        case BenchJob():
+            tokens = len(job.concurrency) * job.repeats * job.requests * job.max_tokens
+            does = f"{job.requests} requests, {job.repeats} times, at concurrency {', '.join(map(str, job.concurrency))}"
+            return PlannedJob(
+                job.name, job.kind, does, 0, minutes(tokens, "tokens at most", rates.generated_tokens_per_s, "generated_tokens_per_s")
+            )
+        case CollectJob():
+            assert phase.server is not None
+            tokens, basis = _collected_tokens(spec, job)
+            boundaries = aux_boundaries(phase.server, model)
+            size = states_bytes(tokens, model.hidden, len(boundaries))
+            does = (
+                f"{tokens:,} tokens ({basis}) x {len(boundaries) + 1} vectors (boundaries "
+                f"{', '.join(map(str, boundaries))} and last) x {model.hidden} x 2 bytes"
+            )
+            return PlannedJob(
+                job.name, job.kind, does, size, minutes(tokens, "tokens", rates.captured_tokens_per_s, "captured_tokens_per_s")
+            )
+        case TrainJob():
+            tokens = _tokens_of_states(spec, job)
+            does = f"{job.epochs} epochs, training-time test {job.ttt_steps}, draft vocabulary {job.draft_vocab_size}"
+            time = (
+                minutes(tokens * job.epochs, "tokens", rates.trained_tokens_per_s, "trained_tokens_per_s")
+                if tokens is not None
+                else Estimate(None, "unknown: the states stand outside of this pipeline")
+            )
+            return PlannedJob(job.name, job.kind, does, 0, time)
+        case _:
+            does = shlex.join(job.argv) if job.kind == "command" else f"{job.baseline} with {job.candidate}"
+            return PlannedJob(job.name, job.kind, does, 0, Estimate(0.0 if job.kind == "compare" else None, "not estimated"))
+
+
+def _collected_tokens(spec: PipelineSpec, job: CollectJob) -> tuple[int, str]:
+    if job.expected_tokens is not None:
+        return job.expected_tokens, "expected_tokens"
+    prompts = read_prompts(Path(job.prompts or spec.prompts), job.samples)
+    characters = sum(prompt.characters for prompt in prompts)
+    return expected_tokens(characters, len(prompts), job.max_tokens), f"at most, {len(prompts)} prompts"
+
+
+def _tokens_of_states(spec: PipelineSpec, job: TrainJob) -> int | None:
+    for phase in spec.phases:
+        for candidate in phase.jobs:
+            if f"{phase.name}/{candidate.name}" == job.states and isinstance(candidate, CollectJob):
+                return _collected_tokens(spec, candidate)[0]
+    return None
+
+
+def _refusals(
+    spec: PipelineSpec, model: ModelFacts, phases: Sequence[PlannedPhase], free_bytes: int, runs_dir: Path
+) -> list[str]:
+    found = []
+    engine = get_engine(spec.engine.kind)
+    for phase in spec.phases:
+        if phase.server is None:
+            continue
+        for boundary in aux_boundaries(phase.server, model) if phase.server.profile == "capture" else ():
+            if boundary > model.layers:
+                found.append(
+                    f"{phase.name}: expected aux_boundaries of at most {model.layers} (the model's layers); saw {boundary}"
+                )
+        found += [f"{phase.name}: {reason}" for reason in engine.refusals(planned_spec(spec, phase))]
+    needed = sum(job.bytes for phase in phases for job in phase.jobs)
+    reserve = max(
+        (job.disk_reserve_gib for phase in spec.phases for job in phase.jobs if isinstance(job, CollectJob)), default=0.0
+    )
+    short = disk_refusal(needed, int(reserve * 2**30), free_bytes, str(runs_dir.resolve()))
+    return found + ([short] if short is not None else [])
+
+
+def _blockers(spec: PipelineSpec) -> list[str]:
+    engine = get_engine(spec.engine.kind)
+    return [] if engine.supports_run else [f"engine {spec.engine.kind}: this version plans it, but does not run it yet"]
+
+
+def _server_lines(server: PlannedServer | None) -> list[str]:
+    if server is None:
+        return ["  server    none"]
+    env = " ".join(f"{name}={shlex.quote(value)}" for name, value in sorted(server.env.items()))
+    return [
+        f"  server    {server.engine}, profile {server.profile}, ports {', '.join(map(str, server.ports))}, "
+        f"weights {gib(server.weights_bytes_per_device)} a device",
+        f"  command   {(env + ' ') if env else ''}{shlex.join(server.argv)}",
+        f"  load      {_minutes(server.load_minutes)}",
+    ]
+
+
+def _job_lines(job: PlannedJob) -> list[str]:
+    size = f", {gib(job.bytes)}" if job.bytes else ""
+    return [f"  {job.kind:<9} {job.does}{size}", f"            {_minutes(job.minutes)}"]
+
+
+def _minutes(estimate: Estimate) -> str:
+    if estimate.value is None:
+        return f"time {estimate.basis}" if estimate.basis.startswith("unknown") else f"time {estimate.basis}"
+    return f"{estimate.value:.1f} min ({estimate.basis})" if estimate.value else "no time to speak of"

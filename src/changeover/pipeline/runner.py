@@ -1,0 +1,142 @@
+"""Doing a run from its first phase or from where it stopped; every end of it is in the journal."""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+from collections.abc import Callable
+from importlib import metadata
+from pathlib import Path
+
+from changeover import __version__
+from changeover.engines.models import ModelFacts
+from changeover.machine.errors import ChangeoverError, InvalidInput
+from changeover.machine.protocol import Machine
+from changeover.pipeline.changeover import change_over
+from changeover.pipeline.context import MachineNotClear, RunContext
+from changeover.pipeline.folder import RunFolder
+from changeover.pipeline.follow import Interrupted, Interrupts
+from changeover.pipeline.journal import Event, EventName, Journal
+from changeover.pipeline.load import check_pipeline
+from changeover.pipeline.outputs import write_json
+from changeover.pipeline.phase import Phase
+from changeover.pipeline.spec import PipelineSpec
+from changeover.pipeline.state import read_state
+from changeover.pipeline.targets import targets_of_phase
+from changeover.report.page import render_page
+from changeover.teardown.claim import claim
+from changeover.teardown.footprint import Baseline, take_baseline
+
+INTERRUPTED_EXIT = 130
+_PACKAGES = ("torch", "transformers", "numpy", "safetensors", "aiohttp", "nvidia-ml-py")
+
+
+def start_run(
+    folder: RunFolder,
+    spec: PipelineSpec,
+    model: ModelFacts,
+    machine: Machine,
+    listen: Callable[[Event], None],
+) -> int:
+    """A new run in an empty folder; returns its exit code. The machine is cleared whatever happens."""
+    folder.secret()
+    with folder.locked(), claim(f"run {folder.run_id}"):
+        journal = Journal(folder.journal, machine.clock)
+        journal.listen(listen)
+        description = {
+            "run_id": folder.run_id,
+            "name": spec.name,
+            "spec": spec.model_dump(mode="json"),
+            "argv": sys.argv,
+            "versions": versions(),
+            "host": platform.node(),
+            "boot_id": machine.boot_id,
+            "pid": os.getpid(),
+            "model": model.to_json(),
+        }
+        write_json(folder.description, description)
+        journal.append(EventName.RUN_STARTED, **description)
+        return _go(folder, spec, model, machine, journal)
+
+
+def resume_run(
+    folder: RunFolder, model_of: Callable[[PipelineSpec], ModelFacts], machine: Machine, listen: Callable[[Event], None]
+) -> int:
+    """Go on with a run: first clear what it left, then do the phases that are not done. Returns the exit code.
+
+    The pipeline is the one that the run was started with: it stands in the journal.
+    """
+    with folder.locked(), claim(f"run {folder.run_id}"):
+        journal = Journal(folder.journal, machine.clock)
+        if not journal.events:
+            raise InvalidInput(
+                expected=f"a journal with at least its first event in {folder.path}",
+                seen="none: the run was killed before it began",
+                todo="Start it again without --resume.",
+            )
+        journal.listen(listen)
+        spec = check_pipeline(read_state(journal.events).spec, source=str(folder.journal))
+        journal.append(
+            EventName.RUN_RESUMED, pid=os.getpid(), boot_id=machine.boot_id, after_seq=len(journal.events) - 1
+        )
+        return _go(folder, spec, model_of(spec), machine, journal)
+
+
+def _go(folder: RunFolder, spec: PipelineSpec, model: ModelFacts, machine: Machine, journal: Journal) -> int:
+    started_s = machine.clock.monotonic()
+    with Interrupts() as interrupts:
+        context = RunContext(folder, spec, model, machine, journal, interrupts.check)
+        try:
+            _clear_what_is_left(context)
+            for index, phase in enumerate(spec.phases):
+                interrupts.check()
+                doing = Phase(context, index, phase)
+                if not doing.is_done():
+                    doing.run()
+        except Interrupted as error:
+            reason = f"{error}; the machine is cleared"
+            return _end(context, EventName.RUN_INTERRUPTED, started_s, reason, INTERRUPTED_EXIT)
+        except ChangeoverError as error:
+            return _end(context, EventName.RUN_FAILED, started_s, str(error), error.exit_code)
+        return _end(context, EventName.RUN_DONE, started_s, "", 0)
+
+
+def _end(context: RunContext, name: EventName, started_s: float, reason: str, exit_code: int) -> int:
+    seconds = context.machine.clock.monotonic() - started_s
+    context.journal.append(name, seconds=seconds, reason=reason, exit_code=exit_code)
+    write_report(context.folder, context.journal.events)
+    context.journal.close()
+    return exit_code
+
+
+def _clear_what_is_left(context: RunContext) -> None:
+    """Before anything starts: what an earlier Changeover of this run started and never proved gone."""
+    for phase in context.state().phases.values():
+        if not phase.unclear:
+            continue
+        baseline = (
+            Baseline.from_json(phase.baseline) if phase.baseline is not None else take_baseline(context.machine)
+        )
+        clearance = change_over(context, phase.name, targets_of_phase(context.folder, phase), baseline)
+        if not clearance.clean:
+            raise MachineNotClear(phase.name, clearance)
+
+
+def write_report(folder: RunFolder, events: list[Event]) -> Path:
+    """The page of a run, complete or absent."""
+    temporary = folder.report.with_name(f".report.{os.getpid()}.html")
+    temporary.write_text(render_page(events), encoding="utf-8")
+    temporary.rename(folder.report)
+    return folder.report
+
+
+def versions() -> dict[str, str]:
+    """What the figures of a run depend on, as installed beside Changeover."""
+    found = {"changeover": __version__, "python": platform.python_version(), "kernel": platform.release()}
+    for package in _PACKAGES:
+        try:
+            found[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
