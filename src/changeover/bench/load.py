@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import json
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
-
-import orjson
 
 from changeover.bench.answer import Answer
 from changeover.bench.client import Request
@@ -71,7 +70,7 @@ def plan_load(prompts: Sequence[Prompt], requests: int, warm_up: int, api: Api) 
             )
     distinct = min(requests, available)
     measured = tuple(prompts[index % distinct] for index in range(requests))
-    content = orjson.dumps([prompt_input(prompt, api) for prompt in measured], option=orjson.OPT_SORT_KEYS)
+    content = json.dumps([prompt_input(prompt, api) for prompt in measured], sort_keys=True).encode()
     return Load(measured, tuple(prompts[available:]), distinct, hashlib.sha256(content).hexdigest())
 
 
@@ -110,7 +109,7 @@ def build_requests(prompts: Sequence[Prompt], sampling: Sampling, salt: str) -> 
             body["ignore_eos"] = True
         if sampling.engine in ("vllm", "sglang"):
             body["cache_salt"] = f"{salt}/{index}"
-        requests.append(Request(index, prompt.id, orjson.dumps(body)))
+        requests.append(Request(index, prompt.id, json.dumps(body).encode()))
     return requests
 
 

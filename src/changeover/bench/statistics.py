@@ -90,7 +90,10 @@ def student_t(probability: float, freedom: float) -> float:
 
 def student_t_cdf(t: float, freedom: float) -> float:
     """P(T <= t) for t >= 0, from the regularised incomplete beta function (Abramowitz and Stegun 26.7.1)."""
-    return 1.0 - 0.5 * _incomplete_beta(freedom / 2, 0.5, freedom / (freedom + t * t))
+    square = t * t
+    if square < freedom:  # the small argument is the exact one
+        return 0.5 + 0.5 * _incomplete_beta(0.5, freedom / 2, square / (freedom + square))
+    return 1.0 - 0.5 * _incomplete_beta(freedom / 2, 0.5, freedom / (freedom + square))
 
 
 def _incomplete_beta(a: float, b: float, x: float) -> float:

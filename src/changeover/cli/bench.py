@@ -115,32 +115,26 @@ def show_progress(progress: Progress) -> None:
 
 def bench_table(result: dict[str, Any]) -> Table:
     """One row a level: means over the repeats, with the half width of the interval where there is one."""
+    from rich import box
     from rich.table import Table
 
     server, load = result["server"], result["load"]
     table = Table(
+        box=box.SIMPLE,
+        pad_edge=False,
         title=f"{server['model']} at {server['url']} ({server['engine']})",
         caption=f"{load['requests']} requests x {load['repeats']} repeats a level, "
-        f"up to {load['max_tokens']} tokens; TPOT = {result['formulas']['tpot_s']}",
+        f"up to {load['max_tokens']} tokens; ± half of the 95 % interval\n"
+        f"TPOT = {result['formulas']['tpot_s']}",
     )
-    for heading in (
-        "at once",
-        "tok/s",
-        "req/s",
-        "TTFT ms",
-        "TPOT ms",
-        "E2E ms",
-        "acceptance length",
-        "failed",
-    ):
-        table.add_column(heading, justify="right")
+    for heading in ("at once", "tok/s", "TTFT ms", "TPOT ms", "E2E ms", "acc. len", "failed"):
+        table.add_column(heading, justify="right", no_wrap=True)
     for level in result["levels"]:
         summary = level["summary"]
         acceptance = summary["acceptance"]
         table.add_row(
             str(level["concurrency"]),
             show_estimate(summary["output_tok_s"], 1.0),
-            show_estimate(summary["request_s"], 1.0),
             *(show_estimate(summary[name], 1000.0) for name in ("ttft_s", "tpot_s", "e2e_s")),
             "-" if acceptance is None else f"{acceptance['length']:.2f}",
             str(sum(repeat["requests"]["failed"] for repeat in level["repeats"])),
@@ -149,14 +143,14 @@ def bench_table(result: dict[str, Any]) -> Table:
 
 
 def show_estimate(estimate: dict[str, Any], scale: float) -> str:
-    """``12.3 ± 0.4``; the mean alone where there is no interval; ``-`` where there is no figure."""
+    """``12.3 ±0.4``; the mean alone where there is no interval; ``-`` where there is no figure."""
     if estimate["mean"] is None:
         return "-"
     value = f"{estimate['mean'] * scale:.4g}"
     if estimate["interval"] is None:
         return value
     low, high = estimate["interval"]
-    return f"{value} ± {(high - low) / 2 * scale:.2g}"
+    return f"{value} ±{(high - low) / 2 * scale:.2g}"
 
 
 def client_warnings(result: dict[str, Any]) -> list[str]:

@@ -36,45 +36,28 @@ def compare(
 
 
 def compare_table(comparison: dict[str, Any]) -> Table:
-    """One row a level and metric."""
+    """One section a level, one row a metric."""
+    from rich import box
     from rich.table import Table
 
-    table = Table(caption=comparison["method"])
-    for heading in ("at once", "metric", "A", "B", "B / A", "95 % interval", "verdict"):
+    table = Table(box=box.SIMPLE, pad_edge=False, caption=comparison["method"])
+    for heading in ("metric", "A", "B", "B / A", "95 % interval", "verdict"):
         table.add_column(heading, justify="left" if heading in ("metric", "verdict") else "right")
     names = {"output_tok_s": "tok/s", "ttft_s": "TTFT s", "tpot_s": "TPOT s", "e2e_s": "E2E s"}
     for level in comparison["levels"]:
-        at = str(level["concurrency"])
+        table.add_row(f"[bold]{level['concurrency']} at once[/bold]")
         for name, heading in names.items():
             found = level[name]
             interval = "-" if found["interval"] is None else "{:.3f} to {:.3f}".format(*found["interval"])
-            table.add_row(
-                at, heading, *(_show(found[key]) for key in ("a", "b", "ratio")), interval, _verdict(found)
-            )
+            figures = [_show(found[key]) for key in ("a", "b", "ratio")]
+            table.add_row(f"  {heading}", *figures, interval, str(found["reason"] or found["verdict"]))
         sides = [level["acceptance"][side] for side in ("a", "b")]
-        lengths = [None if side is None else side["length"] for side in sides]
-        table.add_row(at, "acceptance length", *(_show(length) for length in lengths), "", "", "")
-        table.add_row(
-            at,
-            "same outputs",
-            "",
-            "",
-            _show(level["outputs_equal"]["share"]),
-            "",
-            _same(level),
-            end_section=True,
-        )
+        table.add_row("  acc. length", *(_show(side and side["length"]) for side in sides))
+        equal = level["outputs_equal"]
+        of = equal["reason"] or f"{equal['same']} of {equal['of']}"
+        table.add_row("  same outputs", "", "", _show(equal["share"]), "", of, end_section=True)
     return table
 
 
 def _show(value: float | None) -> str:
     return "-" if value is None else f"{value:.4g}"
-
-
-def _verdict(found: dict[str, Any]) -> str:
-    return str(found["reason"] or found["verdict"])
-
-
-def _same(level: dict[str, Any]) -> str:
-    equal = level["outputs_equal"]
-    return str(equal["reason"] or f"{equal['same']} of {equal['of']}")
