@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -19,6 +20,15 @@ class Progress:
     total: float | None
     unit: str
     detail: Mapping[str, float | int | str | None] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "stage": self.stage,
+            "done": self.done,
+            "total": self.total,
+            "unit": self.unit,
+            "detail": dict(self.detail),
+        }
 
 
 ProgressSink = Callable[[Progress], None]
