@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from changeover.pipeline.context import RunContext
-from changeover.pipeline.journal import EventName, Journal
+from changeover.pipeline.journal import Event, EventName, Journal
 from changeover.teardown.clear import MachineSample, clear
 from changeover.teardown.clearance import Clearance, SignalRecord, StageRecord
 from changeover.teardown.footprint import Baseline, Target
@@ -19,29 +21,38 @@ class JournalObserver:
         self._phase = phase
 
     def stage(self, record: StageRecord) -> None:
-        self._journal.append(EventName.CHANGEOVER_STAGE, phase=self._phase, **record.to_json())
+        self._write(self._journal.append, EventName.CHANGEOVER_STAGE, record.to_json())
 
     def intent(self, record: SignalRecord) -> None:
-        self._journal.append(EventName.CHANGEOVER_SIGNAL, phase=self._phase, **record.to_json())
+        self._write(self._journal.append, EventName.CHANGEOVER_SIGNAL, record.to_json())
 
     def sample(self, sample: MachineSample) -> None:
-        self._journal.note(EventName.CHANGEOVER_SAMPLE, phase=self._phase, **sample.to_json())
+        self._write(self._journal.note, EventName.CHANGEOVER_SAMPLE, sample.to_json())
+
+    def started(self, targets: Sequence[Target]) -> None:
+        described = {"targets": [target.to_json() for target in targets]}
+        self._write(self._journal.append, EventName.CHANGEOVER_STARTED, described)
+
+    def _write(self, write: Callable[..., Event], name: EventName, data: dict[str, Any]) -> None:
+        """A full disk must not keep our processes on the GPUs: what cannot be written goes to stderr."""
+        try:
+            write(name, phase=self._phase, **data)
+        except OSError as error:
+            print(f"journal: {error}; not written: {name} {data}", file=sys.stderr, flush=True)
 
 
 def change_over(
     context: RunContext, phase: str, targets: Sequence[Target], baseline: Baseline
 ) -> Clearance:
     """Clear the targets of a phase and write the clearance down; never raises for what it finds."""
-    journal = context.journal
-    journal.append(
-        EventName.CHANGEOVER_STARTED, phase=phase, targets=[target.to_json() for target in targets]
-    )
+    observer = JournalObserver(context.journal, phase)
+    observer.started(targets)
     clearance = clear(
         context.machine,
         targets,
         baseline,
         budgets=context.budgets,
-        observer=JournalObserver(journal, phase),
+        observer=observer,
     )
-    journal.append(EventName.CHANGEOVER_CLEARED, phase=phase, clearance=clearance.to_json())
+    context.journal.append(EventName.CHANGEOVER_CLEARED, phase=phase, clearance=clearance.to_json())
     return clearance

@@ -10,7 +10,6 @@ import json
 import sys
 import time
 import traceback
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +36,7 @@ class ProgressFile:
         if progress.stage == self._stage and now - self._last_s < _PERIOD_S and not complete:
             return
         self._last_s, self._stage = now, progress.stage
-        self._file.write(json.dumps(asdict(progress)) + "\n")
+        self._file.write(json.dumps(progress.to_json()) + "\n")
         self._file.flush()
 
 

@@ -146,7 +146,7 @@ def _explain(detail: ErrorDetails, document: Mapping[str, Any]) -> str:
     if detail["type"] == "extra_forbidden":
         return f"`{where}`: unknown key{_nearest(str(detail['loc'][-1]), _fields_at(detail['loc'][:-1]))}"
     if detail["type"] in ("union_tag_not_found", "union_tag_invalid"):
-        return f"`{where}`: expected `kind:` bench, collect, train, compare or command; saw {detail['input']!r}"
+        return f"`{where}`: expected `kind:` bench, collect, train, compare, command or hold; saw {detail['input']!r}"
     if detail["type"] == "value_error":
         return f"`{where}`: {detail['msg'].removeprefix('Value error, ')}" if where else detail["msg"][13:]
     if detail["type"] == "missing":

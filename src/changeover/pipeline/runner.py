@@ -20,7 +20,7 @@ from changeover.pipeline.follow import Interrupted, Interrupts
 from changeover.pipeline.journal import Event, EventName, Journal
 from changeover.pipeline.load import check_pipeline
 from changeover.pipeline.outputs import write_json
-from changeover.pipeline.phase import Phase
+from changeover.pipeline.phase import is_phase_done, run_phase
 from changeover.pipeline.spec import PipelineSpec
 from changeover.pipeline.state import read_state
 from changeover.pipeline.targets import targets_of_phase
@@ -91,9 +91,8 @@ def _go(folder: RunFolder, spec: PipelineSpec, model: ModelFacts, machine: Machi
             _clear_what_is_left(context)
             for index, phase in enumerate(spec.phases):
                 interrupts.check()
-                doing = Phase(context, index, phase)
-                if not doing.is_done():
-                    doing.run()
+                if not is_phase_done(context, phase, index):
+                    run_phase(context, phase, index)
         except Interrupted as error:
             reason = f"{error}; the machine is cleared"
             return _end(context, EventName.RUN_INTERRUPTED, started_s, reason, INTERRUPTED_EXIT)

@@ -136,7 +136,16 @@ class CommandJob(Section):
     env: dict[str, str] = Field(default_factory=dict)
 
 
-JobSpec = Annotated[BenchJob | CollectJob | TrainJob | CompareJob | CommandJob, Field(discriminator="kind")]
+class HoldJob(Section):
+    """Keep the phase's server up until the run is stopped (Ctrl-C, `changeover stop`)."""
+
+    kind: Literal["hold"]
+    name: Name = "hold"
+
+
+JobSpec = Annotated[
+    BenchJob | CollectJob | TrainJob | CompareJob | CommandJob | HoldJob, Field(discriminator="kind")
+]
 
 
 class PhaseSpec(Section):
@@ -152,7 +161,7 @@ class PhaseSpec(Section):
         if len(set(names)) != len(names):
             raise ValueError(f"phase `{self.name}` has two processes of one name (the server is called `server`): {', '.join(names)}")
         for job in self.jobs:
-            if job.kind in ("bench", "collect") and self.server is None:
+            if job.kind in ("bench", "collect", "hold") and self.server is None:
                 raise ValueError(f"job `{job.name}` ({job.kind}) needs a `server:` in phase `{self.name}`")
             if job.kind == "collect" and self.server is not None and self.server.profile != "capture":
                 raise ValueError(f"job `{job.name}` (collect) needs a server with profile `capture`")

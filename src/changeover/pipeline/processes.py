@@ -1,0 +1,121 @@
+"""The processes of one phase: held from their start, observed while they run, handed to the changeover at the end."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from changeover.pipeline.context import PhaseFailed, RunContext
+from changeover.pipeline.follow import Throttle, log_tail
+from changeover.pipeline.journal import EventName
+from changeover.teardown.clear import observe
+from changeover.teardown.footprint import Drain, Target
+from changeover.teardown.launch import Owned, launch
+
+SERVER = "server"
+_MEMBERS_PERIOD_S = 1.0
+_SENDER_STOP_S = 30.0
+
+
+@dataclass
+class _Held:
+    owned: Owned
+    target: Target
+
+
+class PhaseProcesses:
+    """What a phase has started: its server under the name ``server``, its jobs under their own."""
+
+    def __init__(self, context: RunContext, phase: str) -> None:
+        self._context = context
+        self._phase = phase
+        self._held: dict[str, _Held] = {}
+        self._members_due = Throttle(context.machine.clock.monotonic, _MEMBERS_PERIOD_S)
+
+    def start(
+        self,
+        name: str,
+        *,
+        argv: list[str],
+        env: Mapping[str, str],
+        folder: Path,
+        ports: tuple[int, ...] = (),
+        files: tuple[str, ...] = (),
+        drain: Drain | None = None,
+    ) -> Owned:
+        """Start a process in ``folder`` with its output in ``folder/log``; its intention is in the journal already."""
+        owned = launch(
+            self._context.machine,
+            argv=argv,
+            env=env,
+            cwd=folder,
+            log=folder / "log",
+            cookie=self._context.folder.cookie(self._phase, name),
+        )
+        target = owned.target(f"{self._phase}/{name}", ports=ports, files=files, drain=drain)
+        self._held[name] = _Held(owned, target)
+        return owned
+
+    @property
+    def server(self) -> Owned | None:
+        held = self._held.get(SERVER)
+        return held.owned if held is not None else None
+
+    def targets(self) -> list[Target]:
+        return [held.target for held in self._held.values()]
+
+    def expect_server(self, while_what: str) -> None:
+        """Raise PhaseFailed where the server has ended; nothing where there is none."""
+        status = self.server.exit_code() if self.server is not None else None
+        if self.server is None or status is None:
+            return
+        raise PhaseFailed(
+            expected=f"the server to live while {while_what}",
+            seen=f"it ended with {status}; the last lines of its log:\n{log_tail(self.server.log, 12)}",
+            todo=f"The whole log: {self.server.log}",
+        )
+
+    def note_members(self) -> None:
+        """Who descends from our processes now, at most once a second: the start times prove them ours later."""
+        if not self._members_due.allows("members"):
+            return
+        for name, held in self._held.items():
+            seen = observe(self._context.machine, held.target)
+            if (seen.members, seen.segments) == (held.target.members, held.target.segments):
+                continue
+            held.target = seen
+            self._context.journal.append(
+                EventName.SERVER_MEMBERS,
+                phase=self._phase,
+                process=name,
+                members=[member.to_json() for member in sorted(seen.members)],
+                segments=[segment.to_json() for segment in sorted(seen.segments)],
+            )
+
+    def stop_senders(self) -> None:
+        """End the jobs before their server drains: whoever still sends keeps some servers alive for ever."""
+        if self.server is None:
+            return
+        for name, held in self._held.items():
+            if name != SERVER and held.owned.exit_code() is None:
+                self._terminate(held.owned)
+
+    def _terminate(self, owned: Owned) -> None:
+        machine = self._context.machine
+        handle = machine.open(owned.identity)
+        if handle is None:
+            return
+        self._context.journal.append(
+            EventName.CHANGEOVER_SIGNAL,
+            phase=self._phase,
+            pid=owned.pid,
+            start_ticks=owned.identity.start_ticks,
+            comm="changeover job",
+            signal="SIGTERM",
+            proof="started by this run and held since; a sender, stopped before its server drains",
+        )
+        machine.signal(handle, signal.SIGTERM)
+        machine.wait([handle], _SENDER_STOP_S)
+        machine.close(handle)

@@ -1,0 +1,106 @@
+"""Starting the server of a phase and waiting, by progress, until it answers."""
+
+from __future__ import annotations
+
+from typing import NoReturn
+
+from changeover.engines.protocol import ServerCommand
+from changeover.engines.readiness import wait_ready
+from changeover.engines.registry import get_engine
+from changeover.machine.progress import Progress
+from changeover.pipeline.commands import server_command
+from changeover.pipeline.context import PhaseFailed, RunContext
+from changeover.pipeline.follow import Throttle
+from changeover.pipeline.journal import EventName
+from changeover.pipeline.processes import SERVER, PhaseProcesses
+from changeover.pipeline.spec import ServerSpec
+from changeover.teardown.launch import Owned
+
+_LOOK_S = 0.2
+_PROGRESS_PERIOD_S = 1.0
+
+
+def start_server(
+    context: RunContext, index: int, phase: str, spec: ServerSpec, processes: PhaseProcesses
+) -> str:
+    """The address of the server, which has generated a token; raises PhaseFailed where it does not come up."""
+    journal, clock = context.journal, context.machine.clock
+    folder = context.folder.server(index, phase)
+    folder.mkdir(parents=True, exist_ok=True)
+    command = server_command(context, index, spec)
+    journal.append(
+        EventName.SERVER_STARTING,
+        phase=phase,
+        engine=context.spec.engine.kind,
+        profile=spec.profile,
+        argv=list(command.argv),
+        env=dict(command.env),
+        ports=list(command.ports),
+        url=command.url,
+    )
+    started_s = clock.monotonic()
+    owned = processes.start(
+        SERVER,
+        argv=list(command.argv),
+        env=command.env,
+        folder=folder,
+        ports=tuple(command.ports),
+        drain=get_engine(context.spec.engine.kind).drain(command),
+    )
+    journal.append(
+        EventName.SERVER_STARTED,
+        phase=phase,
+        leader=owned.identity.to_json(),
+        pid=owned.pid,
+        start_ticks=owned.identity.start_ticks,
+        sid=owned.sid,
+        url=command.url,
+        log=str(owned.log.relative_to(context.folder.path)),
+    )
+    _wait_until_ready(context, phase, spec, owned, command, processes)
+    journal.append(
+        EventName.SERVER_READY, phase=phase, seconds=clock.monotonic() - started_s, url=command.url
+    )
+    return command.url
+
+
+def hold_server(context: RunContext, phase: str, processes: PhaseProcesses) -> NoReturn:
+    """Until somebody stops the run (raises Interrupted) or the server ends (raises PhaseFailed)."""
+    while True:
+        context.check()
+        processes.note_members()
+        processes.expect_server("it is held")
+        context.machine.clock.sleep(_LOOK_S)
+
+
+def _wait_until_ready(
+    context: RunContext,
+    phase: str,
+    spec: ServerSpec,
+    owned: Owned,
+    command: ServerCommand,
+    processes: PhaseProcesses,
+) -> None:
+    due = Throttle(context.machine.clock.monotonic, _PROGRESS_PERIOD_S)
+
+    def watch(progress: Progress) -> None:
+        context.check()
+        processes.note_members()
+        if due.allows(progress.stage):
+            context.journal.note(EventName.SERVER_LOADING, phase=phase, progress=progress.to_json())
+
+    result = wait_ready(
+        context.machine,
+        owned,
+        get_engine(context.spec.engine.kind),
+        command,
+        checkpoint_bytes=context.model.weights_bytes,
+        stall_s=spec.stall_s,
+        on_progress=watch,
+    )
+    if not result.ready:
+        raise PhaseFailed(
+            expected=f"the server of phase {phase} to become ready",
+            seen=result.reason,
+            todo=f"Its log: {owned.log}",
+        )
