@@ -1,0 +1,151 @@
+"""Are the stored states the ones the model answered from? Asked before a dataset is sealed.
+
+``lm_head`` of the stored last state at row t must give the token at row t + 1, since the answers are greedy.
+Where it does not, the rows are shifted, the final norm is missing or applied twice, or another model
+answered; a drafter trained on such states is never accepted (TorchSpec issue 87; speculators pull request
+313).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from changeover.machine.errors import InvalidInput
+from changeover.states.reader import StatesReader
+
+MAX_SAMPLES = 50
+# Stored states are rounded to bf16, so that a few near-ties go the other way.
+MIN_AGREEMENT = 0.99
+
+
+@dataclass(frozen=True)
+class ProbeResult:
+    """``agreed`` of ``rows`` generated rows; the worst sample is named because one bad one hides in a
+    mean.
+    """
+
+    samples: int
+    rows: int
+    agreed: int
+    agreement: float
+    min_agreement: float
+    worst_sample: str | None
+    worst_agreement: float | None
+    passed: bool
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def judge(counts: Sequence[tuple[str, int, int]]) -> ProbeResult:
+    """The verdict over (sample id, rows looked at, rows that agreed)."""
+    rows, agreed = sum(count[1] for count in counts), sum(count[2] for count in counts)
+    shares = [(same / seen, name) for name, seen, same in counts if seen]
+    worst = min(shares, default=(None, None))
+    agreement = agreed / rows if rows else 0.0
+    return ProbeResult(
+        samples=len(counts),
+        rows=rows,
+        agreed=agreed,
+        agreement=agreement,
+        min_agreement=MIN_AGREEMENT,
+        worst_sample=worst[1],
+        worst_agreement=worst[0],
+        passed=agreement > MIN_AGREEMENT,
+    )
+
+
+def probe(reader: StatesReader, model_path: Path) -> ProbeResult:
+    """Look at up to MAX_SAMPLES samples, spread evenly over ``reader``.
+
+    Raises InvalidInput where the folder at ``model_path`` has no output layer of the right shape, and where
+    the states are not post-norm (then lm_head alone is not the answer).
+    """
+    import torch
+
+    manifest = reader.manifest
+    if manifest.last_norm != "post":
+        raise InvalidInput(
+            expected="post-norm last states to probe",
+            seen=f"{manifest.last_norm}-norm",
+            todo="Capture post-norm.",
+        )
+    head = load_output_layer(model_path)
+    if head.shape[1] != manifest.hidden or head.shape[0] < manifest.vocab:
+        raise InvalidInput(
+            expected=f"an output layer of [{manifest.vocab}, {manifest.hidden}] in {model_path}",
+            seen=str(list(head.shape)),
+            todo="Probe with the model that the states were captured from.",
+        )
+    head = head.float()
+    count = min(MAX_SAMPLES, len(reader))
+    positions = [round(i * (len(reader) - 1) / max(1, count - 1)) for i in range(count)]
+    counts = []
+    for position in positions:
+        sample = reader.read(position)
+        # Row t predicts token t + 1; the last row predicts the last sampled token, which was never fed or
+        # stored.
+        rows = np.flatnonzero(sample.loss_mask[1:])
+        last = torch.from_numpy(sample.last[rows].view(np.int16)).view(torch.bfloat16)
+        predicted = (last.float() @ head.T).argmax(dim=-1).numpy()
+        counts.append((sample.id, len(rows), int((predicted == sample.input_ids[rows + 1]).sum())))
+    return judge(counts)
+
+
+def load_output_layer(model_path: Path) -> Any:
+    """The output layer [V, H] of a Hugging Face folder (a torch tensor), the embeddings where the model ties
+    them.
+    """
+    from safetensors import safe_open
+
+    config = _read_json(model_path / "config.json")
+    text_config = config.get("text_config", config)
+    tied = bool(text_config.get("tie_word_embeddings", config.get("tie_word_embeddings", False)))
+    files = _files_by_tensor(model_path)
+    for ending in ("lm_head.weight", *(("embed_tokens.weight",) if tied else ())):
+        name = next((name for name in sorted(files) if name.endswith(ending)), None)
+        if name is not None:
+            with safe_open(files[name], "pt") as weights:
+                return weights.get_tensor(name)
+    raise InvalidInput(
+        expected=f"lm_head.weight (or tied embeddings) in {model_path}",
+        seen=f"{len(files)} tensors without it",
+        todo="Give the folder of the model that answered.",
+    )
+
+
+def _files_by_tensor(model_path: Path) -> dict[str, Path]:
+    from safetensors import safe_open
+
+    index = model_path / "model.safetensors.index.json"
+    if index.exists():
+        return {name: model_path / Path(file).name for name, file in _read_json(index)["weight_map"].items()}
+    single = model_path / "model.safetensors"
+    if not single.exists():
+        raise InvalidInput(
+            expected=f"model.safetensors (or its index) in {model_path}",
+            seen="neither",
+            todo="Give a model's folder.",
+        )
+    with safe_open(single, "np") as weights:
+        return dict.fromkeys(weights.keys(), single)
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise InvalidInput(
+            expected=f"JSON at {path}", seen=str(error), todo="Give a model's folder."
+        ) from error
+    if not isinstance(value, dict):
+        raise InvalidInput(
+            expected=f"an object in {path}", seen=type(value).__name__, todo="Restore the file."
+        )
+    return value
