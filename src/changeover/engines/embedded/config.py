@@ -36,7 +36,7 @@ def parse_arguments(argv: Sequence[str]) -> ServerConfig:
     parser.add_argument("--served-model-name", default=None, help="default: the folder's name")
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, required=True)
-    parser.add_argument("--device", default="cpu", help="cpu, cuda, cuda:N")
+    parser.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:N")
     parser.add_argument("--dtype", default="auto", choices=["auto", "float32", "bfloat16", "float16"])
     parser.add_argument("--threads", type=int, default=None, help="default: physical cores")
     parser.add_argument("--max-concurrency", type=int, default=16, help="requests generated at a time")

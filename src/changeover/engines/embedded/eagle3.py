@@ -267,7 +267,8 @@ def load_drafter(folder: Path, target: TargetModel, *, draft_tokens: int) -> Eag
     embed: nn.Module = target.model.get_input_embeddings()
     own_embedding = weights.pop("embed_tokens.weight", None)
     if own_embedding is not None:
-        embed = nn.Embedding(*own_embedding.shape, device="meta")
+        rows, width = own_embedding.shape
+        embed = nn.Embedding(rows, width, device="meta")
         embed.weight = nn.Parameter(own_embedding.to(target.device, target.dtype), requires_grad=False)
     llama = LlamaConfig(**{k: v for k, v in config.items() if k not in ("architectures", "eagle_config")})
     with torch.device("meta"):

@@ -135,7 +135,8 @@ def default_boundaries(layers: int) -> tuple[int, int, int]:
 
 
 def load_target(path: Path, *, device: str, dtype: str) -> TargetModel:
-    """Read a Hugging Face folder. ``dtype`` "auto" is float32 on a CPU and bfloat16 on a GPU.
+    """Read a Hugging Face folder. ``device`` "auto" is a GPU where there is one; ``dtype`` "auto" is float32
+    on a CPU and bfloat16 on a GPU.
 
     float32 on CPUs: without AMX or AVX512-BF16 it is the faster one, and speculation is then lossless token
     for token.
@@ -143,6 +144,8 @@ def load_target(path: Path, *, device: str, dtype: str) -> TargetModel:
     from transformers import AttentionInterface, AutoModelForCausalLM
 
     AttentionInterface.register(ATTENTION_NAME, packed_attention)
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
     torch_dtype = _torch_dtype(dtype, device)
     log.info("loading weights from %s as %s on %s", path, torch_dtype, device)
     model: Any = AutoModelForCausalLM.from_pretrained(

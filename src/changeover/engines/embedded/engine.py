@@ -1,0 +1,72 @@
+"""The embedded server seen from outside: its command line, its gauges. Imports neither torch nor the
+server.
+"""
+
+from __future__ import annotations
+
+from changeover.engines.protocol import (
+    LaunchSpec,
+    LoadReading,
+    ServerCommand,
+    ServerDrain,
+    SpeculationMetrics,
+    is_healthy,
+    load_from_metrics,
+)
+
+
+class EmbeddedEngine:
+    kind = "embedded"
+    supports_run = True
+    speculation = SpeculationMetrics(
+        drafts="changeover:spec_decode_num_drafts_total",
+        draft_tokens="changeover:spec_decode_num_draft_tokens_total",
+        accepted_tokens="changeover:spec_decode_num_accepted_tokens_total",
+    )
+
+    def refusals(self, launch: LaunchSpec) -> list[str]:
+        found = []
+        if launch.tensor_parallel != 1:
+            found.append(
+                f"tensor_parallel: the embedded engine runs on one device; saw {launch.tensor_parallel}"
+            )
+        if launch.memory_fraction is not None:
+            found.append("memory_fraction: the embedded engine's caches grow with its requests; remove it")
+        if launch.profile == "capture" and launch.capture_dir is None:
+            found.append("profile capture: expected a folder for the captured states; saw none")
+        if launch.profile == "speculative" and launch.drafter is None:
+            found.append("profile speculative: expected a drafter's folder; saw none")
+        return found
+
+    def server_command(self, launch: LaunchSpec) -> ServerCommand:
+        argv = [launch.python, "-m", "changeover.engines.embedded"]
+        argv += ["--model", str(launch.model_path), "--host", launch.host, "--port", str(launch.port)]
+        if launch.served_name is not None:
+            argv += ["--served-model-name", launch.served_name]
+        argv += ["--device", launch.device, "--dtype", launch.dtype]
+        if launch.context_length is not None:
+            argv += ["--max-model-len", str(launch.context_length)]
+        if launch.max_concurrency is not None:
+            argv += ["--max-concurrency", str(launch.max_concurrency)]
+        if launch.profile == "capture":
+            argv += ["--capture-dir", str(launch.capture_dir)]
+            if launch.aux_boundaries:
+                argv += ["--aux-boundaries", ",".join(map(str, launch.aux_boundaries))]
+        if launch.profile == "speculative":
+            argv += ["--drafter", str(launch.drafter), "--draft-tokens", str(launch.draft_tokens)]
+        argv += launch.flags
+        return ServerCommand(
+            argv=tuple(argv),
+            env={"PYTHONUNBUFFERED": "1", "HF_HUB_OFFLINE": "1", **launch.env},
+            ports=(launch.port,),
+            url=f"http://{launch.host}:{launch.port}",
+        )
+
+    def is_ready(self, url: str) -> bool:
+        return is_healthy(url)
+
+    def load(self, url: str) -> LoadReading | None:
+        return load_from_metrics(url, "changeover:num_requests_running", "changeover:num_requests_waiting")
+
+    def drain(self, command: ServerCommand) -> ServerDrain:
+        return ServerDrain(self, command.url, "/drain")

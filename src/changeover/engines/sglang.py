@@ -1,0 +1,115 @@
+"""SGLang: its command lines, and what cannot work. Planned by this version, not yet run.
+
+Read in SGLang 0.5.23: ``server_args.py`` (flags), ``tokenizer_manager.py`` (the drain on SIGTERM),
+``http_server.py``.
+"""
+
+from __future__ import annotations
+
+from changeover.engines import http
+from changeover.engines.protocol import (
+    LaunchSpec,
+    LoadReading,
+    ServerCommand,
+    ServerDrain,
+    SpeculationMetrics,
+    is_healthy,
+)
+
+MAX_PORT = 65535
+NCCL_PORT_OFFSET = 1000
+"""Where we put ``--nccl-port``, so that the port is known and can be proven free afterwards."""
+
+
+class SglangEngine:
+    kind = "sglang"
+    supports_run = False
+    # SGLang has no counters of drafts; its gauge is tokens / verify steps.
+    speculation = SpeculationMetrics(None, None, None, acceptance_length="sglang:spec_accept_length")
+
+    def refusals(self, launch: LaunchSpec) -> list[str]:
+        found = []
+        flags = set(launch.flags)
+        if launch.port + NCCL_PORT_OFFSET > MAX_PORT:
+            found.append(f"port: expected at most {MAX_PORT - NCCL_PORT_OFFSET}; saw {launch.port}")
+        if launch.profile == "capture":
+            if flags & {"--speculative-algorithm", "--speculative-draft-model-path"}:
+                found.append(
+                    "profile capture: states are captured from the target alone; remove --speculative-*"
+                )
+            for flag in ("--cuda-graph-max-bs", "--cuda-graph-bs"):
+                if flag in flags:
+                    found.append(
+                        f"profile capture: CUDA graphs are off, hooks do not run in them; remove {flag}"
+                    )
+        algorithm = _value_after(launch.flags, "--speculative-algorithm")
+        if algorithm is not None and algorithm != "EAGLE3":
+            # An EAGLE-3 drafter under EAGLE loads without an error and accepts nothing (sglang PR #21272).
+            found.append(f"--speculative-algorithm: expected EAGLE3; saw {algorithm}")
+        if launch.profile == "speculative" and launch.drafter is None:
+            # Without a draft path SGLang loads the target twice (sglang #36528).
+            found.append("profile speculative: expected a drafter's folder; saw none")
+        return found
+
+    def server_command(self, launch: LaunchSpec) -> ServerCommand:
+        nccl_port = launch.port + NCCL_PORT_OFFSET
+        argv = [launch.python, "-m", "sglang.launch_server", "--model-path", str(launch.model_path)]
+        argv += ["--host", launch.host, "--port", str(launch.port), "--nccl-port", str(nccl_port)]
+        argv += ["--tp-size", str(launch.tensor_parallel), "--enable-metrics"]
+        if launch.served_name is not None:
+            argv += ["--served-model-name", launch.served_name]
+        if launch.dtype != "auto":
+            argv += ["--dtype", launch.dtype]
+        if launch.memory_fraction is not None:
+            argv += ["--mem-fraction-static", str(launch.memory_fraction)]
+        if launch.context_length is not None:
+            argv += ["--context-length", str(launch.context_length)]
+        if launch.max_concurrency is not None:
+            argv += ["--max-running-requests", str(launch.max_concurrency)]
+        if launch.profile == "capture":
+            # The radix cache hides rows of shared prefixes, chunked prefill splits rows, graphs skip hooks.
+            argv += ["--disable-radix-cache", "--disable-cuda-graph", "--chunked-prefill-size", "-1"]
+            argv += ["--enable-return-hidden-states"]
+        if launch.profile == "speculative":
+            argv += ["--speculative-algorithm", "EAGLE3"]
+            argv += ["--speculative-draft-model-path", str(launch.drafter)]
+            argv += ["--speculative-num-steps", str(launch.draft_tokens), "--speculative-eagle-topk", "1"]
+            argv += ["--speculative-num-draft-tokens", str(launch.draft_tokens + 1)]
+        argv += launch.flags
+        return ServerCommand(
+            argv=tuple(argv),
+            # Worker titles would otherwise overwrite the environment that proves whose they are.
+            env={"SPT_NOENV": "1", "HF_HUB_OFFLINE": "1", **launch.env},
+            ports=(launch.port, nccl_port),
+            url=f"http://{launch.host}:{launch.port}",
+            notes=("SIGTERM drains without a bound and refuses no new request: stop the senders first",),
+        )
+
+    def is_ready(self, url: str) -> bool:
+        return is_healthy(url)
+
+    def load(self, url: str) -> LoadReading | None:
+        """Summed over data-parallel ranks; needs no metrics flag."""
+        try:
+            answer = http.get_json(url + "/v1/loads?include=core", timeout_s=http.QUICK_TIMEOUT_S)
+        except (OSError, http.HttpError):
+            return None
+        ranks = answer.get("loads", []) if isinstance(answer, dict) else answer
+        if not ranks:
+            return None
+        return LoadReading(
+            sum(int(rank["num_running_reqs"]) for rank in ranks),
+            sum(int(rank["num_waiting_reqs"]) for rank in ranks),
+        )
+
+    def drain(self, command: ServerCommand) -> ServerDrain:
+        return ServerDrain(self, command.url, None)
+
+
+def _value_after(flags: tuple[str, ...], name: str) -> str | None:
+    for at, flag in enumerate(flags):
+        if flag == name and at + 1 < len(flags):
+            return flags[at + 1]
+        if flag.startswith(name + "="):
+            return flag.removeprefix(name + "=")
+    return None

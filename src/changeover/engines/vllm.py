@@ -1,0 +1,120 @@
+"""vLLM: its command lines, and what cannot work. Planned by this version, not yet run.
+
+Read in vLLM 0.33.0: ``entrypoints/launcher.py`` and ``v1/engine/utils.py`` (shutdown), ``v1/worker/gpu``
+(``extract_hidden_states``, EAGLE-3 layer ids).
+"""
+
+from __future__ import annotations
+
+import json
+
+from changeover.engines.protocol import (
+    LaunchSpec,
+    LoadReading,
+    ServerCommand,
+    ServerDrain,
+    SpeculationMetrics,
+    is_healthy,
+    load_from_metrics,
+)
+
+SHUTDOWN_TIMEOUT_S = 60
+
+
+class VllmEngine:
+    kind = "vllm"
+    supports_run = False
+    speculation = SpeculationMetrics(
+        drafts="vllm:spec_decode_num_drafts_total",
+        draft_tokens="vllm:spec_decode_num_draft_tokens_total",
+        accepted_tokens="vllm:spec_decode_num_accepted_tokens_total",
+    )
+
+    def refusals(self, launch: LaunchSpec) -> list[str]:
+        found = []
+        for flag in ("--speculative-config", "--speculative_config"):
+            if launch.profile != "production" and any(
+                given == flag or given.startswith(flag + "=") for given in launch.flags
+            ):
+                found.append(
+                    f"profile {launch.profile} sets --speculative-config itself; remove it from flags"
+                )
+        if launch.profile == "capture" and launch.capture_dir is None:
+            found.append("profile capture: expected a folder for the captured states; saw none")
+        if launch.profile == "capture" and not launch.aux_boundaries:
+            found.append("profile capture: expected aux_boundaries; saw none")
+        if launch.profile == "speculative" and launch.drafter is None:
+            found.append("profile speculative: expected a drafter's folder; saw none")
+        if launch.device != "auto":
+            found.append("device: chosen by vLLM's own build; remove it")
+        return found
+
+    def server_command(self, launch: LaunchSpec) -> ServerCommand:
+        argv = [launch.python, "-m", "vllm.entrypoints.cli.main", "serve", str(launch.model_path)]
+        argv += ["--host", launch.host, "--port", str(launch.port)]
+        argv += ["--tensor-parallel-size", str(launch.tensor_parallel)]
+        # The default 0 gives workers on CUDA no time to free their memory before SIGKILL.
+        argv += ["--shutdown-timeout", str(SHUTDOWN_TIMEOUT_S)]
+        if launch.served_name is not None:
+            argv += ["--served-model-name", launch.served_name]
+        if launch.dtype != "auto":
+            argv += ["--dtype", launch.dtype]
+        if launch.memory_fraction is not None:
+            argv += ["--gpu-memory-utilization", str(launch.memory_fraction)]
+        if launch.context_length is not None:
+            argv += ["--max-model-len", str(launch.context_length)]
+        if launch.max_concurrency is not None:
+            argv += ["--max-num-seqs", str(launch.max_concurrency)]
+        if launch.profile == "capture":
+            ids = list(launch.aux_boundaries)
+            argv += ["--no-enable-prefix-caching", "--no-enable-chunked-prefill", "--enforce-eager"]
+            argv += ["--speculative-config", json.dumps(_extraction(ids)), "--kv-transfer-config"]
+            argv += [json.dumps(_connector(str(launch.capture_dir)))]
+        if launch.profile == "speculative":
+            config = {
+                "method": "eagle3",
+                "model": str(launch.drafter),
+                "num_speculative_tokens": launch.draft_tokens,
+            }
+            argv += ["--speculative-config", json.dumps(config)]
+        argv += launch.flags
+        return ServerCommand(
+            argv=tuple(argv),
+            env={
+                "SPT_NOENV": "1",
+                "HF_HUB_OFFLINE": "1",
+                "VLLM_NO_USAGE_STATS": "1",
+                "VLLM_WORKER_SHUTDOWN_TIMEOUT_SECONDS": str(SHUTDOWN_TIMEOUT_S),
+                **launch.env,
+            },
+            ports=(launch.port,),
+            url=f"http://{launch.host}:{launch.port}",
+        )
+
+    def is_ready(self, url: str) -> bool:
+        return is_healthy(url)
+
+    def load(self, url: str) -> LoadReading | None:
+        return load_from_metrics(url, "vllm:num_requests_running", "vllm:num_requests_waiting")
+
+    def drain(self, command: ServerCommand) -> ServerDrain:
+        return ServerDrain(self, command.url, None)
+
+
+def _extraction(boundaries: list[int]) -> dict[str, object]:
+    """``extract_hidden_states`` counts layers as boundaries: id L is the last layer's output, before the
+    final norm.
+    """
+    return {
+        "method": "extract_hidden_states",
+        "num_speculative_tokens": 1,
+        "draft_model_config": {"hf_config": {"eagle_aux_hidden_state_layer_ids": boundaries}},
+    }
+
+
+def _connector(folder: str) -> dict[str, object]:
+    return {
+        "kv_connector": "ExampleHiddenStatesConnector",
+        "kv_role": "kv_producer",
+        "kv_connector_extra_config": {"shared_storage_path": folder},
+    }
