@@ -1,10 +1,11 @@
-"""Journals as real runs write them, built in code: a laptop run that finished, failed, was interrupted, resumed."""
+"""Journals as real runs write them, built in code: a run that finished, failed, was interrupted, resumed."""
 
 from __future__ import annotations
 
 import math
 from typing import Any
 
+from changeover.bench.compare import compare
 from changeover.pipeline.journal import Event
 from changeover.teardown.clearance import (
     Clearance,
@@ -56,7 +57,23 @@ def started(recorder: Recorder) -> None:
             "name": "laptop",
             "model": {"path": "smollm2-135m-instruct"},
             "prompts": "prompts/laptop.jsonl",
-            "phases": [{"name": "baseline"}, {"name": "capture"}, {"name": "train"}, {"name": "speculative"}],
+            "phases": [
+                {"name": "baseline"},
+                {"name": "capture"},
+                {"name": "train"},
+                {
+                    "name": "speculative",
+                    "jobs": [
+                        {"kind": "bench", "name": "bench"},
+                        {
+                            "kind": "compare",
+                            "name": "compare",
+                            "baseline": "baseline/bench",
+                            "candidate": "speculative/bench",
+                        },
+                    ],
+                },
+            ],
         },
         argv=["changeover", "run", "examples/laptop.yaml"],
         versions={"changeover": "0.1.0", "python": "3.11.9", "torch": "2.13.0", "transformers": "5.19.0"},
@@ -136,6 +153,8 @@ def bench_result(speed: float, length: float | None, failed: int = 0) -> dict[st
                         "reasons": {"reset": {"count": failed, "example": HOSTILE}} if failed else {},
                     },
                     "output_tok_s": rate,
+                    "output_tokens": 480,
+                    "output_hashes": [f"hash {index}" for index in range(8)],
                     "request_s": rate / 60,
                     "ttft_s": distribution(ttft_s),
                     "tpot_s": distribution(concurrency / rate),
@@ -173,60 +192,26 @@ def bench_result(speed: float, length: float | None, failed: int = 0) -> dict[st
         },
         "server": {"url": "http://127.0.0.1:41000", "model": "smollm2-135m-instruct", "engine": "embedded"},
         "client": {"changeover": "0.1.0", "cores": 2},
-        "load": {"prompts_sha256": "ab" * 32, "api": "chat", "max_tokens": 64, "requests": 8, "repeats": 3},
+        "load": {
+            "prompts_sha256": "ab" * 32,
+            "api": "chat",
+            "concurrency": [1, 4, 8],
+            "max_tokens": 64,
+            "temperature": 0.0,
+            "seed": 0,
+            "ignore_eos": False,
+            "requests": 8,
+            "repeats": 3,
+        },
+        "started_wall": WALL,
         "levels": levels,
         "warnings": [],
     }
 
 
 def compare_result(ratio: float) -> dict[str, Any]:
-    levels = []
-    for concurrency, factor in ((1, ratio), (4, ratio * 0.85), (8, ratio * 0.72)):
-        interval = [factor * 0.97, factor * 1.03]
-        verdict = "not distinguishable" if interval[0] <= 1 <= interval[1] else "faster"
-        same = {
-            "share": 0.958,
-            "same": 23,
-            "of": 24,
-            "reason": None,
-            "a_with_itself": 1.0,
-            "b_with_itself": 1.0,
-        }
-        one = {
-            "a": 13.0,
-            "b": 18.0,
-            "ratio": factor,
-            "interval": interval,
-            "verdict": verdict,
-            "reason": None,
-        }
-        no = {
-            "a": 1,
-            "b": 1,
-            "ratio": 1.0,
-            "interval": None,
-            "verdict": "no interval",
-            "reason": "one repeat",
-        }
-        levels.append(
-            {
-                "concurrency": concurrency,
-                "output_tok_s": one,
-                "ttft_s": no,
-                "tpot_s": {**one, "ratio": 1 / factor, "interval": [1 / interval[1], 1 / interval[0]]},
-                "e2e_s": {**one, "ratio": 1 / factor, "interval": [1 / interval[1], 1 / interval[0]]},
-                "acceptance": {"a": None, "b": {"drafts": 400, "draft_tokens": 1200, "accepted_tokens": 300}},
-                "outputs_equal": same,
-            }
-        )
-    return {
-        "schema_version": 1,
-        "kind": "compare",
-        "method": "ratio of geometric means of the repeats (B/A); 95 % interval by Welch's t",
-        "levels": levels,
-        "sentence": "B is 1.38 times A single-stream (95 % interval 1.34 to 1.42).",
-        "caveats": ["A: the client used 91% of a core (limit 90%)"],
-    }
+    """What bench/compare.py really says of the two benchmarks."""
+    return compare(bench_result(1.0, None), bench_result(ratio, 1.47))
 
 
 def train_result() -> dict[str, Any]:
@@ -253,15 +238,17 @@ def train_result() -> dict[str, Any]:
 
 def collect_result() -> dict[str, Any]:
     return {
+        "states": "phases/02-capture/jobs/collect/states",
         "samples": 372,
-        "failures": 0,
+        "held_out": 37,
+        "failed": 0,
+        "failures": [],
         "tokens": 46_120,
         "bytes": 46_120 * 4608,
         "boundaries": [2, 15, 27],
         "last_norm": "post",
-        "probe": {"verdict": "passed", "samples": 50, "agreement": 0.9989},
-        "gate": {"verdict": "sealed", "checksums": "all good"},
-        "model": {"name": "smollm2-135m-instruct", "sha256": "cd" * 32},
+        "probe": {"samples": 50, "rows": 5120, "agreed": 5114, "agreement": 0.9989, "passed": True},
+        "gate": {"requested": 372, "samples": 372, "failed": 0, "ids_sha256": "ef" * 32},
     }
 
 
@@ -386,8 +373,8 @@ def speculative_phase(recorder: Recorder) -> None:
         "compare",
         0.4,
         compare_result(1.38),
-        baseline="baseline/bench",
-        candidate="speculative/bench",
+        baseline="/runs/x/phases/01-baseline/jobs/bench/result.json",
+        candidate="/runs/x/phases/04-speculative/jobs/bench/result.json",
     )
     changeover(recorder, "speculative", 4400)
     phase_done(recorder, "speculative")
@@ -463,7 +450,7 @@ def resumed() -> list[Event]:
 
 
 def gpu_box() -> list[Event]:
-    """A changeover of ten minutes on eight GPUs, four samples a second: what a large page must stay small for."""
+    """A changeover of ten minutes on eight GPUs, four samples a second."""
     recorder = Recorder()
     started(recorder)
     phase_started(recorder, "baseline", 1)

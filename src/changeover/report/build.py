@@ -269,7 +269,8 @@ class _Fold:
 
     def view(self) -> RunView:
         run = self.run
-        followers: list[ChangeoverDraft | None] = [*self.changeovers[1:], None]
+        changeovers = self.changeovers
+        pairs = zip(changeovers, [*changeovers[1:], None], strict=False)
         if self.unknown:
             known = ", ".join(f"{name} ({count})" for name, count in sorted(self.unknown.items()))
             self.remarks.append(f"Events that this version does not know were left out: {known}.")
@@ -290,9 +291,7 @@ class _Fold:
             phases=tuple(phase.view() for phase in self.phases),
             changeovers=tuple(
                 changeover.view(index, self._before(changeover, follower))
-                for index, (changeover, follower) in enumerate(
-                    zip(self.changeovers, followers, strict=True), 1
-                )
+                for index, (changeover, follower) in enumerate(pairs, 1)
             ),
             span_s=self.last_s,
             event_count=self.count,

@@ -10,7 +10,7 @@ from changeover.report import words
 from changeover.report.lines import Series, line_chart
 from changeover.report.rows import Row, bar, beside, dot, notch, row_chart, whisker
 from changeover.report.svg import Axis, element, joined, nice_axis, tight_axis, time_ticks
-from changeover.report.view import ChangeoverView, JobView, PhaseView, RunView, ServerView
+from changeover.report.view import ChangeoverView, JobView, PhaseView, RunView, ServerView, Span
 
 # One colour a role, the same in every picture; classes of templates/report.css.
 COLOURS = ("c-1", "c-2", "c-3", "c-4", "c-5")
@@ -29,44 +29,51 @@ def timeline(run: RunView) -> Markup:
     axis = time_axis(run.span_s, "time since the start")
     rows: list[tuple[float, int, Row]] = []
     for phase in run.phases:
-        rows.append((phase.span.start_s, 0, _phase_row(axis, phase, run.span_s)))
-        rows.extend((s.starting_s, 1, _server_row(axis, s, run.span_s)) for s in phase.servers)
-        rows.extend((job.span.start_s, 2, _job_row(axis, job, run.span_s)) for job in phase.jobs)
-    rows.extend((c.span.start_s, 3, _changeover_row(axis, c, run.span_s)) for c in run.changeovers)
+        rows.append((phase.span.start_s, 0, _phase_row(axis, phase, run)))
+        rows.extend((s.starting_s, 1, _server_row(axis, s, run)) for s in phase.servers)
+        rows.extend((job.span.start_s, 2, _job_row(axis, job, run)) for job in phase.jobs)
+    rows.extend((c.span.start_s, 3, _changeover_row(axis, c, run)) for c in run.changeovers)
     for before, after in zip(run.sessions, run.sessions[1:], strict=False):
-        rows.append(
-            (before.span.end_s or 0.0, 4, _gap_row(axis, before.span.end_s or 0.0, after.span.start_s))
-        )
+        stopped_s = before.span.end_s or 0.0
+        rows.append((stopped_s, 4, _gap_row(axis, stopped_s, after.span.start_s)))
     rows.sort(key=lambda row: row[:2])
     return row_chart([row for _, _, row in rows], axis, name="Timeline of the run")
 
 
-def _length(start_s: float, end_s: float | None, seconds: float | None = None) -> str:
-    return _STILL_OPEN if end_s is None else words.seconds(end_s - start_s if seconds is None else seconds)
+def _shown_end(run: RunView, span: Span) -> float:
+    """Where a bar ends; what has no end of its own ends with the last line of the runner that began it."""
+    if span.end_s is not None:
+        return span.end_s
+    lives = [life.span for life in run.sessions if life.span.start_s <= span.start_s]
+    return max(span.start_s, lives[-1].end_s or run.span_s) if lives else run.span_s
 
 
-def _phase_row(axis: Axis, phase: PhaseView, now_s: float) -> Row:
-    start_s, end_s = phase.span.start_s, phase.span.end_s
+def _length(span: Span, seconds: float | None) -> str:
+    return _STILL_OPEN if span.end_s is None else words.seconds(span.seconds if seconds is None else seconds)
+
+
+def _phase_row(axis: Axis, phase: PhaseView, run: RunView) -> Row:
+    start_s, end_s = phase.span.start_s, _shown_end(run, phase.span)
     name = phase.name if phase.attempt == 1 else f"{phase.name} (attempt {phase.attempt})"
-    length = _length(start_s, end_s, phase.seconds)
+    length = _length(phase.span, phase.seconds)
     mark = bar(
         axis,
         start_s,
-        end_s or now_s,
+        end_s,
         colour=f"c-phase is-{phase.state}",
         title=f"{name}: {length}",
         top=9,
         height=4,
     )
-    note = length if phase.state == "done" else f"{length}, {phase.state}"
-    return Row(name, mark + beside(axis, start_s, end_s or now_s, note), "phase")
+    note = f"{length}, failed" if phase.state == "failed" else length
+    return Row(name, mark + beside(axis, start_s, end_s, note), "phase")
 
 
-def _server_row(axis: Axis, server: ServerView, now_s: float) -> Row:
+def _server_row(axis: Axis, server: ServerView, run: RunView) -> Row:
     ready_s = server.ready_s
-    loaded_s = ready_s if ready_s is not None else (server.stopped_s or now_s)
-    end_s = server.stopped_s or now_s
-    loading = _length(server.starting_s, ready_s, server.ready_seconds)
+    end_s = _shown_end(run, Span(server.starting_s, server.stopped_s))
+    loaded_s = end_s if ready_s is None else ready_s
+    loading = _length(Span(server.starting_s, ready_s), server.ready_seconds)
     words_ = f"loading {loading}" if ready_s is not None else "never ready"
     marks = [bar(axis, server.starting_s, loaded_s, colour="c-load", title=words_)]
     if ready_s is not None and end_s > ready_s:
@@ -78,21 +85,21 @@ def _server_row(axis: Axis, server: ServerView, now_s: float) -> Row:
     return Row(label, joined(marks), "inner")
 
 
-def _job_row(axis: Axis, job: JobView, now_s: float) -> Row:
-    start_s, end_s = job.span.start_s, job.span.end_s
-    length = _length(start_s, end_s, job.seconds)
+def _job_row(axis: Axis, job: JobView, run: RunView) -> Row:
+    start_s, end_s = job.span.start_s, _shown_end(run, job.span)
+    length = _length(job.span, job.seconds)
     kind = f"{job.name} ({job.kind})" if job.kind and job.kind != job.name else job.name
-    note = length if job.state == "done" else f"{length}, {job.state}"
-    mark = bar(axis, start_s, end_s or now_s, colour=f"c-job is-{job.state}", title=f"{kind}: {note}")
-    return Row(kind, mark + beside(axis, start_s, end_s or now_s, note), "inner")
+    note = f"{length}, failed" if job.state == "failed" else length
+    mark = bar(axis, start_s, end_s, colour=f"c-job is-{job.state}", title=f"{kind}: {note}")
+    return Row(kind, mark + beside(axis, start_s, end_s, note), "inner")
 
 
-def _changeover_row(axis: Axis, changeover: ChangeoverView, now_s: float) -> Row:
-    start_s, end_s = changeover.span.start_s, changeover.span.end_s
-    note = f"{_length(start_s, end_s, changeover.seconds)}, {changeover.verdict}"
+def _changeover_row(axis: Axis, changeover: ChangeoverView, run: RunView) -> Row:
+    start_s, end_s = changeover.span.start_s, _shown_end(run, changeover.span)
+    note = f"{_length(changeover.span, changeover.seconds)}, {changeover.verdict.replace('_', ' ')}"
     state = "clean" if changeover.is_clean else "dirty"
-    mark = bar(axis, start_s, end_s or now_s, colour=f"c-changeover is-{state}", title=note)
-    return Row(f"changeover {changeover.number}", mark + beside(axis, start_s, end_s or now_s, note), "inner")
+    mark = bar(axis, start_s, end_s, colour=f"c-changeover is-{state}", title=note)
+    return Row(f"changeover {changeover.number}", mark + beside(axis, start_s, end_s, note), "inner")
 
 
 def _gap_row(axis: Axis, start_s: float, end_s: float) -> Row:
@@ -126,7 +133,7 @@ def sample_charts(changeover: ChangeoverView) -> list[tuple[str, Markup]]:
     def add(title: str, unit: str, series: list[Series]) -> None:
         values = [value for one in series for _, value in one.points]
         if values:
-            y = nice_axis(values, unit, words.count, about=4)
+            y = nice_axis(values, unit, words.tick, about=4)
             charts.append((title, line_chart(series, x, y, name=title, height=96)))
 
     processes = tuple((s.t_s, float(s.processes)) for s in samples if s.processes is not None)
@@ -158,7 +165,7 @@ def curve(
     xs, ys = [x for x, _ in points], [y for _, y in points]
     ticks = nice_axis(xs, x_label, words.count, about=5).ticks
     x = Axis(0.0, max(xs), tuple(tick for tick in ticks if tick <= max(xs)), x_label, words.count)
-    y = tight_axis(ys, y_label, words.figure, about=4)
+    y = tight_axis(ys, y_label, words.tick, about=4)
     return line_chart([Series(title, tuple(points), colour, markers=len(points) <= 12)], x, y, name=title)
 
 
@@ -199,7 +206,7 @@ def percentiles(
     rows: Sequence[tuple[str, str, dict[str, float]]], *, title: str, label: str = "milliseconds"
 ) -> Markup:
     """From the median (dot) to p99, p90 and p95 as notches: (label, colour, percentiles)."""
-    axis = nice_axis([value for *_, found in rows for value in found.values()], label, words.figure, about=6)
+    axis = nice_axis([value for *_, found in rows for value in found.values()], label, words.tick, about=6)
     drawn = []
     for name, colour, found in rows:
         marks = whisker(axis, min(found.values()), max(found.values()), colour=colour)
@@ -223,7 +230,7 @@ def throughput(sides: Sequence[tuple[str, str, Sequence[tuple[float, float]]]], 
     xs = sorted({x for *_, points in sides for x, _ in points})
     ys = [y for *_, points in sides for _, y in points]
     x = Axis(0.0, max(xs) if xs else 1.0, tuple(xs), "concurrent requests", words.count)
-    y = nice_axis(ys, "tok/s", words.figure)
+    y = nice_axis(ys, "tok/s", words.tick)
     series = [Series(name, tuple(points), colour, markers=True) for name, colour, points in sides]
     return line_chart(series, x, y, name=title, height=190)
 

@@ -9,6 +9,7 @@ from typing import Any
 from changeover.report.reading import first, interval, mapping, number, sequence, text, whole
 from changeover.report.records import spell
 from changeover.report.view import JobView
+from changeover.report.words import count, size
 
 Points = tuple[tuple[float, float], ...]
 # Long lists and texts belong to the files they come from; the page shows where those are.
@@ -92,21 +93,26 @@ def points(value: Any, x_keys: Sequence[str], y_keys: Sequence[str]) -> Points:
 
 def facts(result: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
     """What a result says in single values, one level of nesting spelled ``outer: inner``; no long lists."""
-    found: list[tuple[str, str]] = []
+    found: list[tuple[str, str | None]] = []
     for key, value in result.items():
         if isinstance(value, Mapping):
-            inner = [(f"{words_of(key)}: {words_of(name)}", _short(item)) for name, item in value.items()]
-            found.extend((name, said) for name, said in inner if said is not None)
-        elif (said := _short(value)) is not None:
-            found.append((words_of(key), said))
-    return tuple(found)
+            found.extend(
+                (f"{words_of(key)}: {words_of(name)}", _short(name, item)) for name, item in value.items()
+            )
+        else:
+            found.append((words_of(key), _short(key, value)))
+    return tuple((name, said) for name, said in found if said is not None)
 
 
-def _short(value: Any) -> str | None:
+def _short(key: Any, value: Any) -> str | None:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if key == "bytes" and number(value) is not None:
+        return f"{count(value)} ({size(value)})"
     if isinstance(value, float):
         return f"{value:.6g}"
-    if isinstance(value, int) and not isinstance(value, bool):
-        return f"{value:,}".replace(",", "\u202f")
+    if isinstance(value, int):
+        return count(value)
     said = spell(value)
     return said if said is not None and len(said) <= _LONGEST_FACT else None
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 from markupsafe import Markup
 
+from changeover.report import words
 from changeover.report.svg import Axis, element, joined, tick_anchor
 
 _STRETCH = 1000.0
@@ -127,7 +128,9 @@ def _path(series: Series, x: Axis, y: Axis, height: int) -> Markup:
 
 def _marker(series: Series, point: tuple[float, float], x: Axis, y: Axis, height: int) -> Markup:
     across, value = point
-    title = element("title", f"{series.label}: {y.spell(value)} {y.label} at {x.spell(across)} {x.label}")
+    title = element(
+        "title", f"{series.label}: {words.figure(value)} {y.label} at {x.spell(across)} {x.label}"
+    )
     return element(
         "circle",
         title,

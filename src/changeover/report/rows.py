@@ -9,6 +9,9 @@ from markupsafe import Markup
 
 from changeover.report.svg import Axis, element, joined, tick_anchor
 
+# Pixels above a phase's row in templates/report.css.
+PHASE_GAP = 4
+
 
 @dataclass(frozen=True)
 class Row:
@@ -23,20 +26,13 @@ def row_chart(
     rows: Sequence[Row], axis: Axis, *, name: str, height: int = 22, reference: float | None = None
 ) -> Markup:
     """Rows with labels over one shared axis; ``reference`` is a value marked through all rows."""
-    grid = [
-        element("line", x1=axis.percent(tick), x2=axis.percent(tick), y1=0, y2=height, class_="grid")
-        for tick in axis.ticks
-    ]
-    if reference is not None:
-        at = axis.percent(reference)
-        grid.append(element("line", x1=at, x2=at, y1=0, y2=height, class_="reference"))
     lines = [
         element(
             "div",
             element("div", row.label, class_="label")
             + element(
                 "svg",
-                joined([*grid, row.marks]),
+                _grid(axis, height, reference, PHASE_GAP if row.kind == "phase" else 0) + row.marks,
                 width="100%",
                 height=height,
                 role="img",
@@ -63,6 +59,18 @@ def row_chart(
         class_="row axis",
     )
     return element("div", joined([*lines, foot]), class_="rows", role="group", aria_label=name)
+
+
+def _grid(axis: Axis, height: int, reference: float | None, above: int) -> Markup:
+    """Vertical lines at the ticks; ``above`` closes the gap to the row before."""
+    lines = [
+        element("line", x1=at, x2=at, y1=-above, y2=height, class_="grid")
+        for at in (axis.percent(tick) for tick in axis.ticks)
+    ]
+    if reference is not None:
+        at = axis.percent(reference)
+        lines.append(element("line", x1=at, x2=at, y1=-above, y2=height, class_="reference"))
+    return joined(lines)
 
 
 def _plain(label: str) -> str:

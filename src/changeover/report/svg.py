@@ -30,13 +30,15 @@ def joined(parts: Sequence[Markup]) -> Markup:
 
 def nice_ticks(low: float, high: float, about: int = 5) -> tuple[float, ...]:
     """Round values around ``low`` to ``high``, in steps of 1, 2 or 5 times a power of ten."""
-    if not high > low:
-        high = low + (abs(low) or 1.0)
+    # A range that floating point can hardly divide is drawn as one value.
+    if not high - low > 1e-9 * max(abs(low), abs(high), 1e-9):
+        high = low + (abs(low) if abs(low) > 1e-9 else 1.0)
     raw = (high - low) / max(1, about - 1)
     power = 10.0 ** math.floor(math.log10(raw))
     step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= raw * 0.999)
     first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
-    return tuple(round(index * step, 12) for index in range(first, last + 1))
+    decimals = max(0, 1 - math.floor(math.log10(step)))
+    return tuple(round(index * step, decimals) for index in range(first, last + 1))
 
 
 def time_ticks(high_s: float, about: int = 8) -> tuple[float, ...]:

@@ -11,7 +11,7 @@ from changeover.report.findings import Training, words_of
 from changeover.report.reading import dig, first, mapping, mappings, sequence, text
 from changeover.report.records import spell
 from changeover.report.results import Comparison, Level
-from changeover.report.view import ServerView
+from changeover.report.view import JobView, ServerView
 
 Facts = list[tuple[str, str]]
 _NOT_RECORDED = "not recorded"
@@ -74,6 +74,16 @@ def model_hash(d: Digest) -> str | None:
         if found:
             return found
     return None
+
+
+def compared(d: Digest, job: JobView, role: str) -> str:
+    """Which benchmark is a comparison's ``baseline`` (A) or ``candidate`` (B), as the pipeline names it."""
+    for phase in mappings(dig(d.run.spec, "phases")):
+        if phase.get("name") == job.phase:
+            for asked in mappings(phase.get("jobs")):
+                if asked.get("name", asked.get("kind")) == job.name and (found := text(asked.get(role))):
+                    return found
+    return text(job.params.get(role)) or _NOT_RECORDED
 
 
 def ratios(comparison: Comparison) -> list[tuple[str, float, tuple[float, float] | None]]:

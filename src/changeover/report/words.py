@@ -25,6 +25,11 @@ def figure(value: float | None, digits: int = _SIGNIFICANT_DIGITS) -> str:
     return spelled.replace(",", THIN)
 
 
+def tick(value: float) -> str:
+    """A round value on an axis, with no more decimals than it needs."""
+    return f"{value:,.10g}".replace(",", THIN)
+
+
 def count(value: float | None) -> str:
     """A whole number with grouped thousands."""
     return ABSENT if value is None else f"{round(value):,}".replace(",", THIN)
