@@ -200,6 +200,8 @@ def test_server_that_is_not_there(measure: Measure) -> None:
         taken.bind(("127.0.0.1", 0))  # bound, never listening
         with pytest.raises(ChangeoverError, match="a server at"):
             measure(f"http://127.0.0.1:{taken.getsockname()[1]}")
+        with pytest.raises(ChangeoverError, match="4 x not sent"):
+            measure(f"http://127.0.0.1:{taken.getsockname()[1]}", model="m")
 
 
 def test_several_models_must_be_chosen_from(measure: Measure) -> None:

@@ -74,14 +74,13 @@ class Client:
             async with asyncio.timeout(self._timeout_s):
                 await self._stream(request, reader, stamps)
             reader.close()
+        except aiohttp.ClientError as error:  # before TimeoutError: some of these are both
+            reader.failure = _connection_failure(error, reader, sent=bool(stamps))
         except TimeoutError:
-            reader.failure = Failure(
-                "timeout",
-                f"no end after {self._timeout_s:g} s; saw {len(reader.arrivals)} chunks with tokens",
-            )
-        except (aiohttp.ClientError, OSError) as error:
-            what = "connection lost" if stamps else "not sent"
-            reader.failure = Failure(what, f"{error!r} after {len(reader.arrivals)} chunks with tokens")
+            seen = f"saw {len(reader.arrivals)} chunks with tokens"
+            reader.failure = Failure("timeout", f"no end after {self._timeout_s:g} s; {seen}")
+        except OSError as error:
+            reader.failure = _connection_failure(error, reader, sent=bool(stamps))
         return Answer(
             index=request.index,
             prompt_id=request.prompt_id,
@@ -168,6 +167,11 @@ class Client:
             self._session.get(url, allow_redirects=False) as response,
         ):
             return response.status, await response.read()
+
+
+def _connection_failure(error: Exception, reader: AnswerReader, sent: bool) -> Failure:
+    reason = "connection lost" if sent else "not sent"
+    return Failure(reason, f"{error!r} after {len(reader.arrivals)} chunks with tokens")
 
 
 def base_url(url: str) -> str:

@@ -114,7 +114,7 @@ def show_progress(progress: Progress) -> None:
 
 
 def bench_table(result: dict[str, Any]) -> Table:
-    """One row a level: means over the repeats, with the half width of the interval where there is one."""
+    """One row a level: means over the repeats, with half of the interval where there is one."""
     from rich import box
     from rich.table import Table
 
@@ -122,6 +122,7 @@ def bench_table(result: dict[str, Any]) -> Table:
     table = Table(
         box=box.SIMPLE,
         pad_edge=False,
+        padding=(0, 0, 0, 1),
         title=f"{server['model']} at {server['url']} ({server['engine']})",
         caption=f"{load['requests']} requests x {load['repeats']} repeats a level, "
         f"up to {load['max_tokens']} tokens; ± half of the 95 % interval\n"
@@ -143,14 +144,14 @@ def bench_table(result: dict[str, Any]) -> Table:
 
 
 def show_estimate(estimate: dict[str, Any], scale: float) -> str:
-    """``12.3 ±0.4``; the mean alone where there is no interval; ``-`` where there is no figure."""
+    """``12.3 ±4%``; the mean alone where there is no interval; ``-`` where there is no figure."""
     if estimate["mean"] is None:
         return "-"
     value = f"{estimate['mean'] * scale:.4g}"
     if estimate["interval"] is None:
         return value
     low, high = estimate["interval"]
-    return f"{value} ±{(high - low) / 2 * scale:.2g}"
+    return f"{value} ±{(high - low) / 2 / estimate['mean']:.0%}"
 
 
 def client_warnings(result: dict[str, Any]) -> list[str]:

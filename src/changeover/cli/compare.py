@@ -40,7 +40,7 @@ def compare_table(comparison: dict[str, Any]) -> Table:
     from rich import box
     from rich.table import Table
 
-    table = Table(box=box.SIMPLE, pad_edge=False, caption=comparison["method"])
+    table = Table(box=box.SIMPLE, pad_edge=False, padding=(0, 0, 0, 1), caption=comparison["method"])
     for heading in ("metric", "A", "B", "B / A", "95 % interval", "verdict"):
         table.add_column(heading, justify="left" if heading in ("metric", "verdict") else "right")
     names = {"output_tok_s": "tok/s", "ttft_s": "TTFT s", "tpot_s": "TPOT s", "e2e_s": "E2E s"}
