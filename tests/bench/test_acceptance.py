@@ -4,7 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from changeover.bench.acceptance import acceptance_between, engine_of, generated_between, read_counters
+from changeover.bench.acceptance import (
+    NO_COUNTERS,
+    acceptance_between,
+    engine_of,
+    generated_between,
+    read_counters,
+    speculation_names,
+)
+
+VLLM = speculation_names("vllm")
 
 
 def metrics(
@@ -24,7 +33,7 @@ def test_sglang_34743_lifetime_and_other_ranks_are_not_mixed_in() -> None:
     rank0, rank1 = '{engine="0",model_name="a b"}', '{engine="1",model_name="a b"}'
     before = metrics(1000, 3000, 2900, labels=rank0) + metrics(0, 0, 0, labels=rank1)
     after = metrics(1010, 3030, 2905, labels=rank0) + metrics(30, 90, 35, labels=rank1)
-    acceptance, reason = acceptance_between(read_counters(before), read_counters(after))
+    acceptance, reason = acceptance_between(read_counters(before), read_counters(after), VLLM)
     assert reason is None and acceptance is not None
     assert (acceptance.drafts, acceptance.draft_tokens, acceptance.accepted_tokens) == (40, 120, 40)
     assert acceptance.length == 2.0
@@ -33,7 +42,7 @@ def test_sglang_34743_lifetime_and_other_ranks_are_not_mixed_in() -> None:
 
 def test_sglang_29329_a_counter_that_went_backwards_gives_no_figure() -> None:
     acceptance, reason = acceptance_between(
-        read_counters(metrics(50, 150, 20)), read_counters(metrics(9, 27, 3))
+        read_counters(metrics(50, 150, 20)), read_counters(metrics(9, 27, 3)), VLLM
     )
     assert acceptance is None
     assert reason == "vllm:spec_decode_num_drafts_total went backwards, from 50 to 9: the server was reset"
@@ -41,28 +50,40 @@ def test_sglang_29329_a_counter_that_went_backwards_gives_no_figure() -> None:
 
 def test_embedded_names_are_known() -> None:
     before, after = metrics(0, 0, 0, "changeover"), metrics(4, 12, 6, "changeover")
-    acceptance, _ = acceptance_between(read_counters(before), read_counters(after))
+    acceptance, _ = acceptance_between(
+        read_counters(before), read_counters(after), speculation_names("embedded")
+    )
     assert acceptance is not None and acceptance.length == 2.5
 
 
 def test_counters_that_appear_during_the_repeat_started_at_zero() -> None:
-    acceptance, _ = acceptance_between({}, read_counters(metrics(2, 6, 3)))
+    acceptance, _ = acceptance_between({}, read_counters(metrics(2, 6, 3)), VLLM)
     assert acceptance is not None and acceptance.length == 2.5
 
 
+def test_gauge_is_not_taken_for_the_acceptance_of_the_repeat() -> None:
+    counters = read_counters("sglang:spec_accept_length 2.9\n")
+    acceptance, reason = acceptance_between({}, counters, speculation_names("sglang"))
+    assert (acceptance, reason) == (None, "no counters of drafts; only the gauge sglang:spec_accept_length")
+
+
 def test_server_without_speculation_says_so() -> None:
-    acceptance, reason = acceptance_between({}, read_counters("sglang:spec_accept_length 2.9\n"))
-    assert acceptance is None and reason is not None and "publishes no counter" in reason
+    assert acceptance_between({}, {}, VLLM) == (
+        None,
+        "the server publishes no vllm:spec_decode_num_drafts_total",
+    )
+    assert speculation_names("openai") == NO_COUNTERS
+    assert acceptance_between({}, {}, NO_COUNTERS) == (None, "no counters of drafts")
 
 
 def test_server_that_drafted_nothing() -> None:
     same = read_counters(metrics(5, 15, 5))
-    assert acceptance_between(same, same) == (None, "the server made no draft in this repeat")
+    assert acceptance_between(same, same, VLLM) == (None, "the server made no draft in this repeat")
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_not_a_number_is_not_a_count(value: float) -> None:
-    acceptance, reason = acceptance_between({}, read_counters(metrics(value, 1, 1)))
+    acceptance, reason = acceptance_between({}, read_counters(metrics(value, 1, 1)), VLLM)
     assert acceptance is None and reason is not None and "not a count" in reason
 
 

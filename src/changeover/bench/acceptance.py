@@ -13,12 +13,13 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-DRAFTS = "spec_decode_num_drafts_total"
-DRAFT_TOKENS = "spec_decode_num_draft_tokens_total"
-ACCEPTED = "spec_decode_num_accepted_tokens_total"
-GENERATED = "generation_tokens_total"
-# Prefix of an engine's metric names -> our word for the engine.
+from changeover.engines.protocol import SpeculationMetrics
+from changeover.engines.registry import get_engine
+
+# Prefix of an engine's metric names -> its kind.
 PREFIXES = {"changeover": "embedded", "vllm": "vllm", "sglang": "sglang"}
+UNKNOWN_ENGINE = "openai"
+NO_COUNTERS = SpeculationMetrics(None, None, None)
 
 _SAMPLE = re.compile(r"^(?P<name>[a-zA-Z_:][\w:]*)(?:\{.*\})?\s+(?P<value>\S+)")
 
@@ -67,26 +68,30 @@ def engine_of(counters: Mapping[str, float]) -> str:
     for prefix, engine in PREFIXES.items():
         if any(name.startswith(f"{prefix}:") for name in counters):
             return engine
-    return "openai"
+    return UNKNOWN_ENGINE
+
+
+def speculation_names(engine: str) -> SpeculationMetrics:
+    """Under which names an engine, as :func:`engine_of` calls it, counts speculation."""
+    return NO_COUNTERS if engine == UNKNOWN_ENGINE else get_engine(engine).speculation
 
 
 def acceptance_between(
-    before: Mapping[str, float], after: Mapping[str, float]
+    before: Mapping[str, float], after: Mapping[str, float], names: SpeculationMetrics
 ) -> tuple[Acceptance | None, str | None]:
     """The acceptance between two readings, or None with the reason why there is none."""
-    prefix = next((prefix for prefix in PREFIXES if f"{prefix}:{DRAFTS}" in after), None)
-    if prefix is None:
-        return None, f"the server publishes no counter named <engine>:{DRAFTS}"
+    if names.drafts is None or names.draft_tokens is None or names.accepted_tokens is None:
+        gauge = names.acceptance_length
+        return None, f"no counters of drafts; only the gauge {gauge}" if gauge else "no counters of drafts"
+    if names.drafts not in after:
+        return None, f"the server publishes no {names.drafts}"
     deltas = []
-    for name in (DRAFTS, DRAFT_TOKENS, ACCEPTED):
-        first, last = before.get(f"{prefix}:{name}", 0.0), after.get(f"{prefix}:{name}", math.nan)
+    for name in (names.drafts, names.draft_tokens, names.accepted_tokens):
+        first, last = before.get(name, 0.0), after.get(name, math.nan)
         if not math.isfinite(last - first):
-            return None, f"{prefix}:{name} was {first}, then {last}: not a count"
+            return None, f"{name} was {first}, then {last}: not a count"
         if last < first:
-            return (
-                None,
-                f"{prefix}:{name} went backwards, from {first:.0f} to {last:.0f}: the server was reset",
-            )
+            return None, f"{name} went backwards, from {first:.0f} to {last:.0f}: the server was reset"
         deltas.append(round(last - first))
     if deltas[0] == 0:
         return None, "the server made no draft in this repeat"
@@ -96,7 +101,8 @@ def acceptance_between(
 def generated_between(before: Mapping[str, float], after: Mapping[str, float]) -> int | None:
     """Tokens that the server says it generated between two readings, for anybody; None if it does not say."""
     for prefix in PREFIXES:
-        first, last = before.get(f"{prefix}:{GENERATED}"), after.get(f"{prefix}:{GENERATED}")
+        name = f"{prefix}:generation_tokens_total"
+        first, last = before.get(name), after.get(name)
         if first is not None and last is not None and math.isfinite(last - first) and last >= first:
             return round(last - first)
     return None

@@ -23,6 +23,7 @@ from changeover.bench.acceptance import (
     engine_of,
     generated_between,
     read_counters,
+    speculation_names,
 )
 from changeover.bench.answer import Answer
 from changeover.bench.checks import cache_warnings, refuse_if_all_failed, traffic_warnings
@@ -162,7 +163,7 @@ class _Measurement:
             why: str | None = no_metrics_before or no_metrics_after
         else:
             counters = read_counters(before), read_counters(after)
-            acceptance, why = acceptance_between(*counters)
+            acceptance, why = acceptance_between(*counters, speculation_names(sampling.engine))
             warnings = traffic_warnings(generated_between(*counters), answers, where)
         return Repeat(
             repeat=number,
