@@ -103,7 +103,8 @@ def prove_all(sights: Mapping[int, Sight], target: Target) -> dict[ProcessIdenti
     waiting = [identity.pid for identity in proven]
     while waiting:
         for child in children.get(waiting.pop(), []):
-            if child.identity not in proven:
+            older = target.leader is not None and not _younger(child.identity, target.leader)
+            if child.identity not in proven and not older:
                 proven[child.identity] = Proof.DESCENDANT
                 waiting.append(child.pid)
     return proven

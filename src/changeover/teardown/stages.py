@@ -250,14 +250,17 @@ def _tracker(state: State, facts: Facts, now_s: float, budgets: Budgets) -> Step
         return _move(state, Stage.VERIFY, now_s, budgets, "proved", "no resource tracker left")
     if now_s < state.deadline_s:
         return Step(state)
-    if now_s >= min(state.deadline_s + _DEAD_WAIT_S, state.end_s):
+    give_up_s = min(
+        state.deadline_s + _DEAD_WAIT_S, state.end_s - budgets.kept_for_later_s(Stage.TRACKER.value) / 2
+    )
+    if state.began and now_s >= give_up_s:
         return _move(
             state, Stage.VERIFY, now_s, budgets, "expired", f"{len(trackers)} trackers survive SIGKILL"
         )
     due = tuple(member for member in trackers if member.identity not in state.killed)
     killed = state.killed | {member.identity for member in due}
     orders = tuple(Signal(member.identity, signal.SIGKILL, member.proof) for member in due)
-    return Step(replace(state, killed=killed), orders)
+    return Step(replace(state, began=True, killed=killed), orders)
 
 
 def _verify(state: State, facts: Facts, now_s: float, budgets: Budgets) -> Step:
