@@ -215,24 +215,42 @@ def compare_result(ratio: float) -> dict[str, Any]:
 
 
 def train_result() -> dict[str, Any]:
+    """As drafter/train.py ends."""
     return {
-        "steps": 480,
-        "seconds": 171.3,
-        "tokens": 41_230,
-        "loss_curve": [
-            [step, 1.3 + 5.2 * math.exp(-step / 110) + 0.07 * math.sin(step)] for step in range(0, 481, 4)
-        ],
-        "held_out_curve": [
-            {"step": step, "acceptance_length": 1 + 0.52 * (1 - math.exp(-step / 150))}
-            for step in range(0, 481, 60)
-        ],
-        "acceptance_length": 1.498,
-        "acceptance_interval": [1.42, 1.57],
-        "step_acceptance": [0.36, 0.25, 0.17],
-        "draft_tokens": 3,
         "drafter": "phases/03-train/jobs/train/drafter",
-        "params": 11_400_000,
-        "vocabulary": {"size": 8192, "coverage": 0.9971},
+        "steps": 480,
+        "epochs": 4,
+        "seconds": 171.3,
+        "cpu_seconds": 330.1,
+        "tokens": 41_230,
+        "tokens_per_s": 240.7,
+        "loss_curve": [
+            [step, 1.3 + 5.2 * math.exp(-step / 110) + 0.07 * math.sin(step)] for step in range(1, 481, 4)
+        ],
+        "step_kl": [1.1, 1.3, 1.5],
+        "held_out_curve": [[step, 1 + 0.52 * (1 - math.exp(-step / 150))] for step in range(0, 481, 60)],
+        "evaluation": {
+            "draft_tokens": 3,
+            "samples": 37,
+            "verify_steps": 2893,
+            "acceptance_length": 1.498,
+            "ci95": [1.42, 1.57],
+            "step_acceptance": [0.36, 0.25, None],
+            "step_reached": [2893, 1041, 0],
+        },
+        "acceptance_length": 1.498,
+        "train_samples": 335,
+        "held_out_samples": 37,
+        "vocabulary": {
+            "size": 8192,
+            "sha256": "01" * 32,
+            "coverage_train": 0.9971,
+            "coverage_held_out": 0.99,
+        },
+        "trained_parameters": 11_400_000,
+        "boundaries": [2, 15, 27],
+        "device": "cpu",
+        "params": {"epochs": 4},
     }
 
 
@@ -317,7 +335,7 @@ def job(
     recorder.say("job.starting", 0.05, phase=phase, job=name, kind=kind, params=params)
     recorder.say("job.started", 0.1, phase=phase, job=name, kind=kind, pid=5000, start_ticks=1, params=params)
     for part in range(1, 5):
-        detail = {"loss": 6.0 / part, "step": part * 120} if kind == "train" else {}
+        detail = {"loss": 6.0 / part} if kind == "train" else {}
         shown = progress(kind, part, 4, "parts", **detail)
         recorder.say("job.progress", seconds / 4, phase=phase, job=name, progress=shown)
     recorder.say("job.done", 0.1, phase=phase, job=name, kind=kind, seconds=seconds, result=result)
@@ -427,7 +445,9 @@ def interrupted() -> list[Event]:
         "job.started", 0.1, phase="train", job="train", kind="train", pid=1, start_ticks=1, params={}
     )
     for step in range(20):
-        shown = progress("train", step, 480, "steps", loss=6 - step / 5, step=step)
+        shown = progress(
+            "train", step, 480, "steps", loss=6 - step / 5, acceptance_length=1 + step // 10 / 10
+        )
         recorder.say("job.progress", 1.0, phase="train", job="train", progress=shown)
     changeover(recorder, "train", 4300)
     recorder.say("run.interrupted", 0.1, seconds=recorder.now_s + 0.1, reason="SIGINT")

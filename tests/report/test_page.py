@@ -23,6 +23,12 @@ RUNS = {
     "resumed": journals.resumed,
     "empty": list,
 }
+
+
+def plot_data(found: dict[str, str | None]) -> dict[str, Any]:
+    return json.loads(found["data-series"] or "")
+
+
 SECTIONS = ["timeline", "changeovers", "benchmarks", "drafter", "states", "servers", "provenance"]
 
 
@@ -125,12 +131,17 @@ def test_missing_parts_are_named():
 def test_loss_of_a_training_that_did_not_finish_comes_from_its_progress():
     page = Page(render_page(journals.interrupted()))
     assert "Training loss from the job's progress lines" in page.words
+    curves = {
+        found["unit"]: found["series"][0]["points"] for found in map(plot_data, page.with_class("plot"))
+    }
+    assert curves["loss"][0] == [0, 6]
+    assert curves["tokens a verify step"] == [[0, 1], [10, 1.1]]
     assert "Result of the training: not shown, the job has left none" in page.words
 
 
 def test_charts_carry_their_values_and_axes():
     page = Page(render_page(journals.finished()))
-    plots = [json.loads(found["data-series"] or "") for found in page.with_class("plot")]
+    plots = [plot_data(found) for found in page.with_class("plot")]
     assert {plot["unit"] for plot in plots} == {"processes", "MiB", "tok/s", "loss", "tokens a verify step"}
     assert all(plot["x"]["label"] and plot["series"] for plot in plots)
     throughput = next(plot for plot in plots if plot["unit"] == "tok/s")
@@ -141,7 +152,7 @@ def test_charts_carry_their_values_and_axes():
 def test_gpu_memory_is_drawn_per_gpu_and_a_long_changeover_keeps_the_page_small():
     source = render_page(journals.gpu_box())
     assert len(source.encode()) < 1_000_000
-    plots = [json.loads(found["data-series"] or "") for found in Page(source).with_class("plot")]
+    plots = [plot_data(found) for found in Page(source).with_class("plot")]
     assert [one["label"] for one in plots[-1]["series"]] == [f"GPU-{gpu:08x}" for gpu in range(8)]
 
 

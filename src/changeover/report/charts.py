@@ -74,13 +74,12 @@ def _server_row(axis: Axis, server: ServerView, run: RunView) -> Row:
     end_s = _shown_end(run, Span(server.starting_s, server.stopped_s))
     loaded_s = end_s if ready_s is None else ready_s
     loading = _length(Span(server.starting_s, ready_s), server.ready_seconds)
-    words_ = f"loading {loading}" if ready_s is not None else "never ready"
-    marks = [bar(axis, server.starting_s, loaded_s, colour="c-load", title=words_)]
+    note = f"ready after {loading}" if ready_s is not None else "never ready"
+    marks = [bar(axis, server.starting_s, loaded_s, colour="c-load", title=note)]
     if ready_s is not None and end_s > ready_s:
         serving = f"serving {words.seconds(end_s - ready_s)}"
         marks.append(bar(axis, ready_s, end_s, colour="c-serve", title=serving, top=9.5, height=3))
-        words_ = f"{words_}, {serving}"
-    marks.append(beside(axis, server.starting_s, end_s, words_))
+    marks.append(beside(axis, server.starting_s, end_s, note))
     label = " ".join(filter(None, ("server", server.profile)))
     return Row(label, joined(marks), "inner")
 

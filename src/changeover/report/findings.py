@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from changeover.report.reading import first, interval, mapping, number, sequence, text, whole
+from changeover.report.reading import interval, mapping, number, sequence, text, whole
 from changeover.report.records import spell
 from changeover.report.view import JobView
 from changeover.report.words import count, size
@@ -14,81 +14,60 @@ from changeover.report.words import count, size
 Points = tuple[tuple[float, float], ...]
 # Long lists and texts belong to the files they come from; the page shows where those are.
 _LONGEST_FACT = 400
+# Keys of a training's result that have a picture or a place of their own on the page.
+_SHOWN_ELSEWHERE = ("params", "evaluation", "loss_curve", "held_out_curve", "acceptance_length")
 
 
 @dataclass(frozen=True)
 class Training:
-    """A training job; curves are (step, value). ``step_rates``: share accepted at each draft step."""
+    """A training job; curves are (step, value). ``step_rates``: share accepted at each draft step, if reached."""
 
     loss: Points
-    loss_source: str
     held_out: Points
+    curve_source: str
     acceptance_length: float | None
     acceptance_interval: tuple[float, float] | None
-    step_rates: tuple[float, ...]
+    step_rates: tuple[float | None, ...]
     draft_tokens: int | None
     facts: tuple[tuple[str, str], ...]
 
 
 def read_training(job: JobView) -> Training:
-    """From the job's result; while there is none, the loss curve is taken from its progress lines."""
+    """From the job's result; while there is none, the curves are taken from its progress lines."""
     result = mapping(job.result)
-    loss = points(first(result, "loss_curve", "curves.loss", "loss"), ("step", "x"), ("loss", "value", "y"))
-    source = "the job's result"
-    if not loss:
-        loss, source = _loss_from_progress(job), "the job's progress lines"
-    held = first(result, "held_out_curve", "heldout_curve", "curves.held_out", "eval_curve", "held_out")
-    length = ("acceptance_length", "length", "simulated_acceptance_length", "value", "y")
-    final = mapping(first(result, "evaluation", "held_out_final", "final", "held_out"))
-    curve = points(held, ("step", "x"), length)
-    simulated = number(first(result, "acceptance_length", "simulated_acceptance_length"))
-    if simulated is None:
-        simulated = number(first(final, *length))
-    if simulated is None and curve:
-        simulated = curve[-1][1]
-    rates = first(result, "step_acceptance", "step_rates", "conditional_acceptance")
-    rates = rates or first(final, "step_acceptance", "step_rates", "conditional_acceptance", "per_step")
+    if result:
+        loss, held_out = points(result.get("loss_curve")), points(result.get("held_out_curve"))
+    else:
+        loss, held_out = _from_progress(job, "loss"), _changes(_from_progress(job, "acceptance_length"))
+    evaluation = mapping(result.get("evaluation"))
     return Training(
         loss=loss,
-        loss_source=source,
-        held_out=curve,
-        acceptance_length=simulated,
-        acceptance_interval=interval(
-            first(result, "acceptance_interval")
-            or first(final, "interval", "ci", "ci95", "acceptance_interval")
-        ),
-        step_rates=tuple(rate for item in sequence(rates) if (rate := _rate(item)) is not None),
-        draft_tokens=whole(first(result, "draft_tokens") or first(final, "draft_tokens")),
-        facts=facts(result),
+        held_out=held_out,
+        curve_source="the job's result" if result else "the job's progress lines",
+        acceptance_length=number(evaluation.get("acceptance_length")),
+        acceptance_interval=interval(evaluation.get("ci95")),
+        step_rates=tuple(number(rate) for rate in sequence(evaluation.get("step_acceptance"))),
+        draft_tokens=whole(evaluation.get("draft_tokens")),
+        facts=facts({key: value for key, value in result.items() if key not in _SHOWN_ELSEWHERE}),
     )
 
 
-def _rate(item: Any) -> float | None:
-    return number(first(item, "rate", "value")) if isinstance(item, Mapping) else number(item)
+def _from_progress(job: JobView, name: str) -> Points:
+    """One figure of the progress lines over their ``done`` (steps)."""
+    found = ((point.done, number(point.detail.get(name))) for point in job.progress)
+    return tuple((step, value) for step, value in found if step is not None and value is not None)
 
 
-def _loss_from_progress(job: JobView) -> Points:
-    found = []
-    for point in job.progress:
-        loss, step = number(point.detail.get("loss")), number(point.detail.get("step"))
-        step = point.done if step is None else step
-        if loss is not None and step is not None:
-            found.append((step, loss))
-    return tuple(found)
+def _changes(curve: Points) -> Points:
+    """Only the points at which the value is a new one: it is repeated until the next evaluation."""
+    return tuple(point for index, point in enumerate(curve) if index == 0 or curve[index - 1][1] != point[1])
 
 
-def points(value: Any, x_keys: Sequence[str], y_keys: Sequence[str]) -> Points:
-    """A curve spelled as ``[[x, y], ...]`` or as mappings with one of the given keys; others are dropped."""
-    found = []
-    for item in sequence(value):
-        if isinstance(item, Mapping):
-            x, y = number(first(item, *x_keys)), number(first(item, *y_keys))
-        else:
-            pair = sequence(item)
-            x, y = (number(pair[0]), number(pair[1])) if len(pair) == 2 else (None, None)
-        if x is not None and y is not None:
-            found.append((x, y))
-    return tuple(found)
+def points(value: Any) -> Points:
+    """A curve spelled as ``[[x, y], ...]``; what is not a pair of numbers is dropped."""
+    pairs = (sequence(item) for item in sequence(value))
+    numbers = ((number(pair[0]), number(pair[1])) for pair in pairs if len(pair) == 2)
+    return tuple((x, y) for x, y in numbers if x is not None and y is not None)
 
 
 def facts(result: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:

@@ -63,7 +63,7 @@ def read_progress(t_s: float, data: Mapping[str, Any]) -> ProgressPoint:
 
 def read_stage(said: Mapping[str, Any]) -> Stage:
     return Stage(
-        name=text(said.get("stage")) or text(said.get("name")) or "unnamed stage",
+        name=text(said.get("stage")) or "unnamed stage",
         seconds=number(said.get("seconds")),
         outcome=text(said.get("outcome")),
         detail=spell(said.get("detail")),

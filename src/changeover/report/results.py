@@ -114,10 +114,10 @@ def read_acceptance(said: Any) -> Acceptance | None:
     if not found:
         return None
     return Acceptance(
-        length=number(first(found, "length", "acceptance_length")),
+        length=number(found.get("length")),
         drafts=whole(found.get("drafts")),
         draft_tokens=whole(found.get("draft_tokens")),
-        accepted_tokens=whole(first(found, "accepted_tokens", "accepted")),
+        accepted_tokens=whole(found.get("accepted_tokens")),
     )
 
 

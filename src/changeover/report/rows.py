@@ -11,6 +11,9 @@ from changeover.report.svg import Axis, element, joined, tick_anchor
 
 # Pixels above a phase's row in templates/report.css.
 PHASE_GAP = 4
+# The width of a row's marks on a screen of 400 px, and of a character of a label.
+NARROWEST_PX = 300
+CHARACTER_PX = 6.6
 
 
 @dataclass(frozen=True)
@@ -95,13 +98,16 @@ def bar(
 
 
 def beside(axis: Axis, low: float, high: float, words: str, *, y: float = 15.5) -> Markup:
-    """A label right of a bar, or left of it, or inside it: wherever there is room."""
+    """A label right of a bar, or left of it, or over its end: wherever there is room on the narrowest screen."""
     start, end = axis.share(low), axis.share(high)
-    if end < 0.80:
+    needed = (len(words) * CHARACTER_PX + 8) / NARROWEST_PX
+    if end + needed <= 1:
         return element("text", words, x=f"{end * 100:.3f}%", dx=6, y=y, class_="value")
-    if start > 0.22:
+    if start - needed >= 0:
         return element("text", words, x=f"{start * 100:.3f}%", dx=-6, y=y, class_="value end")
-    return element("text", words, x=f"{end * 100:.3f}%", dx=-6, y=y, class_="value end inside")
+    return element(
+        "text", words, x=f"{max(end, min(1, needed)) * 100:.3f}%", dx=-6, y=y, class_="value end inside"
+    )
 
 
 def dot(axis: Axis, value: float, *, colour: str, title: str, radius: float = 4, y: float = 11) -> Markup:

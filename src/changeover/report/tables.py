@@ -167,7 +167,9 @@ def acceptance_facts(d: Digest, training: Training) -> Facts:
 
 
 def step_rows(training: Training) -> list[tuple[str, str, float]]:
-    return [(f"step {index}", "c-2", rate) for index, rate in enumerate(training.step_rates, 1)]
+    """Rows of the chart by draft step; a step that no draft reached has no rate and no row."""
+    rates = enumerate(training.step_rates, 1)
+    return [(f"step {index}", "c-2", rate) for index, rate in rates if rate is not None]
 
 
 def server_facts(server: ServerView) -> Facts:
