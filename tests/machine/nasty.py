@@ -167,7 +167,7 @@ forever()
 }
 
 
-class NotReady(ChangeoverError):
+class NotReady(ChangeoverError):  # noqa: N818
     """A nasty process that did not get ready; its log is in the message."""
 
 

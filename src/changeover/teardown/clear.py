@@ -172,7 +172,13 @@ class _Changeover:
         self._inventory = inventory
         self._sample(self._read_gpus())
         members = tuple(
-            Member(one.process.identity, one.role, one.proof, one.process.dumping_core)
+            # The proof of the first look: from the second on, everybody is merely "recorded".
+            Member(
+                one.process.identity,
+                one.role,
+                self._known[one.process.identity].proof,
+                one.process.dumping_core,
+            )
             for one in inventory.alive
             if not one.refusal and one.process.identity not in self._denied
         )
