@@ -113,6 +113,13 @@ def test_a_run_that_did_not_go_through_says_so(name: str, said: str):
     assert said in Page(render_page(RUNS[name]())).words
 
 
+def test_changeover_under_way_is_open_and_not_called_dirty():
+    words = Page(render_page(journals.gpu_box())).words
+    assert "Changeover 1 after baseline has no verdict in the journal." in words
+    assert "did not prove" not in words
+    assert "0 of 1" in words
+
+
 def test_missing_parts_are_named():
     words = Page(render_page([])).words
     for said in (

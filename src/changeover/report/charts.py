@@ -95,8 +95,10 @@ def _job_row(axis: Axis, job: JobView, run: RunView) -> Row:
 
 def _changeover_row(axis: Axis, changeover: ChangeoverView, run: RunView) -> Row:
     start_s, end_s = changeover.span.start_s, _shown_end(run, changeover.span)
-    note = f"{_length(changeover.span, changeover.seconds)}, {changeover.verdict.replace('_', ' ')}"
-    state = "clean" if changeover.is_clean else "dirty"
+    length, verdict = _length(changeover.span, changeover.seconds), changeover.verdict.replace("_", " ")
+    known = changeover.clearance is not None
+    note = f"{length}, {verdict}" if known else _STILL_OPEN
+    state = "clean" if changeover.is_clean else "dirty" if known else "unfinished"
     mark = bar(axis, start_s, end_s, colour=f"c-changeover is-{state}", title=note)
     return Row(f"changeover {changeover.number}", mark + beside(axis, start_s, end_s, note), "inner")
 
@@ -133,7 +135,7 @@ def sample_charts(changeover: ChangeoverView) -> list[tuple[str, Markup]]:
         values = [value for one in series for _, value in one.points]
         if values:
             y = nice_axis(values, unit, words.tick, about=4)
-            charts.append((title, line_chart(series, x, y, name=title, height=96)))
+            charts.append((title, line_chart(series, x, y, name=title, height=max(96, 15 * len(series)))))
 
     processes = tuple((s.t_s, float(s.processes)) for s in samples if s.processes is not None)
     add("Processes of ours", "processes", [Series("processes", processes, "c-3", "steps")])
@@ -143,7 +145,8 @@ def sample_charts(changeover: ChangeoverView) -> list[tuple[str, Markup]]:
     gpus = []
     for index, uuid in enumerate(uuids):
         points = tuple((s.t_s, used) for s in samples for name, used in s.gpus if name == uuid)
-        gpus.append(Series(short_uuid(uuid), points, COLOURS[index % len(COLOURS)]))
+        dash = " is-dashed" if index >= len(COLOURS) else ""
+        gpus.append(Series(short_uuid(uuid), points, COLOURS[index % len(COLOURS)] + dash))
     add("Memory used on each GPU", "MiB", gpus)
     return charts
 

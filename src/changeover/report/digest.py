@@ -36,6 +36,7 @@ class Digest:
     failed_jobs: tuple[JobView, ...]
     failed_phases: tuple[PhaseView, ...]
     dirty: tuple[ChangeoverView, ...]
+    without_verdict: tuple[ChangeoverView, ...]
 
     @property
     def speed(self) -> tuple[int, Ratio] | None:
@@ -68,6 +69,10 @@ class Digest:
         )
 
     @property
+    def not_clean(self) -> tuple[ChangeoverView, ...]:
+        return self.dirty + self.without_verdict
+
+    @property
     def clean_count(self) -> int:
         return sum(changeover.is_clean for changeover in self.run.changeovers)
 
@@ -89,7 +94,8 @@ def digest(run: RunView) -> Digest:
         others=tuple((job, facts(job.result or {})) for job in run.jobs if job.kind not in _KNOWN_KINDS),
         failed_jobs=tuple(job for job in run.jobs if job.state == "failed"),
         failed_phases=tuple(phase for phase in run.phases if phase.state == "failed"),
-        dirty=tuple(c for c in run.changeovers if not c.is_clean),
+        dirty=tuple(c for c in run.changeovers if c.clearance is not None and not c.is_clean),
+        without_verdict=tuple(c for c in run.changeovers if c.clearance is None),
     )
 
 
