@@ -1,8 +1,8 @@
 """Waiting for a server by watching it work. A long load is shown, a dead server noticed, a stalled one
 reported.
 
-Fixed deadlines kill healthy loads (vllm #35547, llama-swap #92, ollama #6031): what counts is whether anything
-moves, namely bytes read, CPU time of the server's processes, bytes in its log.
+Fixed deadlines kill healthy loads (vllm #35547, llama-swap #92, ollama #6031): what counts is whether
+anything moves, namely bytes read, CPU time of the server's processes, bytes in its log.
 """
 
 from __future__ import annotations
