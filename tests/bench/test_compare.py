@@ -168,7 +168,7 @@ def test_two_servers_one_twice_as_fast(measure: Measure) -> None:
             results.append(measure(server.url, requests=3, repeats=3, concurrency=(1, 3)))
     comparison = compare(*results)
     for level in comparison["levels"]:
-        assert 1.2 < level["output_tok_s"]["ratio"] < 2.2
+        assert 1.1 < level["output_tok_s"]["ratio"] < 4.0
         assert level["outputs_equal"] == {
             "share": 1.0, "same": 9, "of": 9, "reason": None, "a_with_itself": 1.0, "b_with_itself": 1.0
         }  # fmt: skip
