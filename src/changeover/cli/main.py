@@ -26,10 +26,11 @@ from changeover.machine.errors import ChangeoverError
 app = typer.Typer(
     name="changeover",
     help="Run the phases of an LLM box one after the other, and prove between each two that the machine is clean.",
+    rich_markup_mode=None,  # plain help: rich would double the time that it takes
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
 )
 
 
@@ -41,7 +42,9 @@ def _version(wanted: bool) -> None:
 
 @app.callback()
 def _root(
-    version: bool = typer.Option(False, "--version", callback=_version, is_eager=True, help="Print the version."),
+    version: bool = typer.Option(
+        False, "--version", callback=_version, is_eager=True, help="Print the version."
+    ),
 ) -> None:
     pass
 
