@@ -31,7 +31,12 @@ def test_the_secret_is_readable_by_its_owner_only_and_stays(tmp_path):
 
 def test_cookies_differ_by_run_phase_and_process_and_come_back(tmp_path):
     one, two = create_run(tmp_path, "r"), create_run(tmp_path, "r")
-    cookies = {one.cookie("a", "server"), one.cookie("b", "server"), one.cookie("a", "bench"), two.cookie("a", "server")}
+    cookies = {
+        one.cookie("a", "server"),
+        one.cookie("b", "server"),
+        one.cookie("a", "bench"),
+        two.cookie("a", "server"),
+    }
     assert len(cookies) == 4
     assert RunFolder(one.path).cookie("a", "server") in cookies
     assert one.secret() not in cookies

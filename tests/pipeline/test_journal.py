@@ -7,11 +7,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from changeover.machine.clock import SystemClock
-from changeover.pipeline.journal import EventName, Journal, JournalDamaged, decode_event, encode_event, read_events
 from changeover.pipeline.journal import Event as JournalEvent
+from changeover.pipeline.journal import (
+    EventName,
+    Journal,
+    JournalDamaged,
+    decode_event,
+    encode_event,
+    read_events,
+)
 
 JSON_VALUES = st.recursive(
-    st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**53), 2**53)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
     max_leaves=8,
 )

@@ -39,7 +39,10 @@ def test_paths_are_relative_to_the_file_that_names_them():
         ("phases.baseline.jobs.bench.repeat=5", ["phases.0.jobs.0.repeat", "did you mean `repeats`?"]),
         ("phases.capture.server.aux_boundary=[2]", ["did you mean `aux_boundaries`?"]),
         ("engine.kind=sglan", ["engine.kind", "'sglan'"]),
-        ("phases.train.jobs.train.states=baseline/bench", ["expected an earlier collect", "`capture/collect`"]),
+        (
+            "phases.train.jobs.train.states=baseline/bench",
+            ["expected an earlier collect", "`capture/collect`"],
+        ),
         ("phases.speculative.server.drafter=null", ["needs `drafter:`"]),
         ("phases.baseline.server.drafter=train/train", ["does not use a drafter"]),
         ("phases.speculative.jobs.compare.candidate=train/train", ["earlier bench", "`baseline/bench`"]),
@@ -74,7 +77,9 @@ def test_overrides_reach_items_by_name_kind_and_number():
     assert spec.engine.env == {"OMP_NUM_THREADS": "2"}
 
 
-@pytest.mark.parametrize("override", ["phases.nothere.name=x", "name.first=x", "noequals", ".=1", "phases.9.name=x"])
+@pytest.mark.parametrize(
+    "override", ["phases.nothere.name=x", "name.first=x", "noequals", ".=1", "phases.9.name=x"]
+)
 def test_an_override_that_leads_nowhere_says_so(override):
     with pytest.raises(InvalidInput):
         apply_override(changed(), override)
@@ -99,4 +104,6 @@ def test_yaml_cannot_make_python_objects(tmp_path):
 
 def test_the_published_schema_is_up_to_date():
     published = Path(__file__).parents[2] / "docs" / "reference" / "pipeline.schema.json"
-    assert published.read_text() == pipeline_schema(), "run: python -m changeover.pipeline.schema > " + str(published)
+    assert published.read_text() == pipeline_schema(), "run: python -m changeover.pipeline.schema > " + str(
+        published
+    )

@@ -16,7 +16,10 @@ BASELINE = ("baseline.taken", {"phase": "p", "baseline": {"gpus": []}})
 STARTING = ("server.starting", {"phase": "p", "ports": [8000], "engine": "embedded", "url": "http://x"})
 SERVER = ("server.started", {"phase": "p", "leader": LEADER})
 JOB_STARTING = ("job.starting", {"phase": "p", "job": "bench", "kind": "bench", "files": ["/f"]})
-JOB_DONE = ("job.done", {"phase": "p", "job": "bench", "kind": "bench", "digest": "j", "result": {}, "outputs": []})
+JOB_DONE = (
+    "job.done",
+    {"phase": "p", "job": "bench", "kind": "bench", "digest": "j", "result": {}, "outputs": []},
+)
 CLEARED = ("changeover.cleared", {"phase": "p", "clearance": CLEAN})
 
 

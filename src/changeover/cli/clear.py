@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 def clear(
     run: str | None = typer.Option(None, "--run", help="The run's id: its processes are proven ours."),
-    runs_dir: Path = typer.Option(Path("runs"), "--runs-dir", help="Where the runs are."),  # noqa: B008
+    runs_dir: Path = typer.Option(Path("runs"), "--runs-dir", help="Where the runs are."),
     dry_run: bool = typer.Option(
         False, "--dry-run", help="Say who would be stopped, with the proof; stop nobody."
     ),

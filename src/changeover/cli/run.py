@@ -7,18 +7,15 @@ from pathlib import Path
 
 import typer
 
+from changeover.cli.options import MODELS_DIR, OVERRIDES, RUNS_DIR
 from changeover.cli.output import print_json, say
 from changeover.machine.errors import InvalidInput, NotSupported
 
-RUNS_DIR = typer.Option(Path("runs"), "--runs-dir", help="Where runs are kept.")
-MODELS_DIR = typer.Option(
-    None, "--models-dir", help="Where built-in models are converted to (default: $CHANGEOVER_MODELS or ~/.cache)."
-)
-OVERRIDES = typer.Argument(None, metavar="[A.B=C]...", help="Values to change, e.g. phases.baseline.jobs.bench.repeats=5")
-
 
 def run(
-    pipeline: Path = typer.Argument(None, help="The pipeline file (with --resume: a run's id or folder; default the newest)."),
+    pipeline: Path = typer.Argument(
+        None, help="The pipeline file (with --resume: a run's id or folder; default the newest)."
+    ),
     overrides: list[str] = OVERRIDES,
     resume: bool = typer.Option(False, "--resume", help="Go on with a run that was cut off or failed."),
     dry_run: bool = typer.Option(False, "--dry-run", help="Print what would happen; start nothing."),
@@ -30,7 +27,9 @@ def run(
     """Run the phases of a pipeline, one after the other, with a proven clean machine between each two."""
     if host is not None:
         raise NotSupported(
-            expected="a run on this machine", seen=f"--host {host}", todo="Log in there and run it there for now."
+            expected="a run on this machine",
+            seen=f"--host {host}",
+            todo="Log in there and run it there for now.",
         )
     if resume:
         _resume(pipeline, overrides or [], runs_dir, models_dir, as_json)
@@ -42,7 +41,7 @@ def run(
     if dry_run:
         from changeover.cli.plan import show_plan
 
-        show_plan(pipeline, overrides or [], models_dir, as_json)
+        show_plan(pipeline, overrides or [], models_dir, runs_dir, as_json)
         return
     from changeover.cli.terminal import make_view
     from changeover.engines.models import resolve_model
@@ -85,7 +84,10 @@ def _resume(
     view = make_view()
     try:
         exit_code = resume_run(
-            folder, lambda spec: resolve_model(spec.model.path, models_dir, on_progress=_say_conversion), LocalMachine(), view
+            folder,
+            lambda spec: resolve_model(spec.model.path, models_dir, on_progress=_say_conversion),
+            LocalMachine(),
+            view,
         )
     finally:
         view.close()

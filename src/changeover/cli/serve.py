@@ -9,7 +9,7 @@ from typing import Any
 
 import typer
 
-from changeover.cli.run import MODELS_DIR, RUNS_DIR
+from changeover.cli.options import MODELS_DIR, RUNS_DIR
 
 
 class ProfileName(StrEnum):
@@ -22,7 +22,9 @@ class ProfileName(StrEnum):
 
 def serve(
     profile: ProfileName = typer.Argument(..., help="How the server is started."),
-    model: str = typer.Option("smollm2-135m-instruct", "--model", help="A Hugging Face folder or a built-in name."),
+    model: str = typer.Option(
+        "smollm2-135m-instruct", "--model", help="A Hugging Face folder or a built-in name."
+    ),
     engine: str = typer.Option("embedded", "--engine", help="embedded, sglang or vllm."),
     port: int = typer.Option(None, "--port", help="Default: a free one."),
     drafter: Path = typer.Option(None, "--drafter", help="Profile speculative: an exported drafter."),

@@ -11,8 +11,8 @@ from typing import Any
 
 import typer
 
+from changeover.cli.options import RUNS_DIR
 from changeover.cli.output import print_json, say
-from changeover.cli.run import RUNS_DIR
 from changeover.machine.errors import ChangeoverError
 
 RUN = typer.Argument(None, help="A run's id or folder; default: the newest.")
@@ -20,7 +20,9 @@ _LOOK_S = 0.3
 
 
 def status(
-    run: str = RUN, runs_dir: Path = RUNS_DIR, as_json: bool = typer.Option(False, "--json", help="One JSON object.")
+    run: str = RUN,
+    runs_dir: Path = RUNS_DIR,
+    as_json: bool = typer.Option(False, "--json", help="One JSON object."),
 ) -> None:
     """Say where a run is."""
     from changeover.pipeline.folder import find_run
@@ -67,7 +69,9 @@ def attach(run: str = RUN, runs_dir: Path = RUNS_DIR) -> None:
 def stop(
     run: str = RUN,
     runs_dir: Path = RUNS_DIR,
-    timeout_s: float = typer.Option(660.0, "--timeout", help="Seconds to wait for the machine to be cleared."),
+    timeout_s: float = typer.Option(
+        660.0, "--timeout", help="Seconds to wait for the machine to be cleared."
+    ),
 ) -> None:
     """End a run: it clears the machine, writes that down, and can be resumed."""
     from changeover.pipeline.folder import find_run
@@ -75,7 +79,9 @@ def stop(
     folder = find_run(run, runs_dir)
     pid = folder.runner_pid()
     if pid is None:
-        say(f"nobody works on {folder.run_id}; `changeover clear --run {folder.path}` clears what it may have left")
+        say(
+            f"nobody works on {folder.run_id}; `changeover clear --run {folder.path}` clears what it may have left"
+        )
         return
     # the pidfd is opened first and the lock read again: it is held by that very process, or the pid was recycled
     handle = os.pidfd_open(pid)

@@ -50,7 +50,9 @@ def describe(event: SeenEvent) -> str | None:
             return f"  {data['job']}: started"
         case "job.done":
             summary = summarise(data["kind"], data["result"])
-            return f"  {data['job']}: done in {seconds(data['seconds'])}" + (f" - {summary}" if summary else "")
+            return f"  {data['job']}: done in {seconds(data['seconds'])}" + (
+                f" - {summary}" if summary else ""
+            )
         case "job.failed":
             return f"  {data['job']}: FAILED: {data['reason']}"
         case "changeover.signal":
@@ -59,7 +61,8 @@ def describe(event: SeenEvent) -> str | None:
             clearance = data["clearance"]
             lines = [f"  clearance after {where}: {clearance['verdict']} in {seconds(clearance['seconds'])}"]
             lines += [
-                f"    {item['item']}: {item['seen']}" + ("" if item["verdict"] == "clean" else f" ({item['verdict']})")
+                f"    {item['item']}: {item['seen']}"
+                + ("" if item["verdict"] == "clean" else f" ({item['verdict']})")
                 for item in clearance["evidence"]
             ]
             return "\n".join(lines)
@@ -78,7 +81,9 @@ def summarise(kind: str, result: dict[str, Any]) -> str:
             return f"{result['samples']} samples, {result['tokens']} tokens"
         if kind == "bench":
             levels = result["levels"]
-            return ", ".join(f"{level['output_tok_s']['mean']:.1f} tok/s at {level['concurrency']}" for level in levels)
+            return ", ".join(
+                f"{level['output_tok_s']['mean']:.1f} tok/s at {level['concurrency']}" for level in levels
+            )
     except (KeyError, TypeError):
         return ""
     return ""
@@ -88,7 +93,9 @@ def progress_text(name: str, progress: dict[str, Any]) -> str:
     """``collect: answering 120/400 samples, 96 tok/s``."""
     total = progress.get("total")
     amount = f"{progress['done']:g}" + (f"/{total:g}" if total else "")
-    details = [f"{key} {_figure(value)}" for key, value in progress.get("detail", {}).items() if value is not None]
+    details = [
+        f"{key} {_figure(value)}" for key, value in progress.get("detail", {}).items() if value is not None
+    ]
     return ", ".join([f"{name}: {progress['stage']} {amount} {progress['unit']}", *details])
 
 
@@ -132,7 +139,14 @@ class RichView:
 
     def __init__(self) -> None:
         from rich.console import Console
-        from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+        from rich.progress import (
+            BarColumn,
+            Progress,
+            SpinnerColumn,
+            TextColumn,
+            TimeElapsedColumn,
+            TimeRemainingColumn,
+        )
 
         self._console = Console(stderr=True, highlight=False)
         self._bars = Progress(

@@ -41,9 +41,7 @@ class JournalObserver:
             print(f"journal: {error}; not written: {name} {data}", file=sys.stderr, flush=True)
 
 
-def change_over(
-    context: RunContext, phase: str, targets: Sequence[Target], baseline: Baseline
-) -> Clearance:
+def change_over(context: RunContext, phase: str, targets: Sequence[Target], baseline: Baseline) -> Clearance:
     """Clear the targets of a phase and write the clearance down; never raises for what it finds."""
     observer = JournalObserver(context.journal, phase)
     observer.started(targets)

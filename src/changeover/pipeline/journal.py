@@ -149,7 +149,7 @@ class Journal:
         """Call ``listener`` with each event after it has been written."""
         self._listeners.append(listener)
 
-    def append(self, name: EventName, **data: Any) -> Event:
+    def append(self, name: EventName, /, **data: Any) -> Event:
         """Write an event and return when it is on the disk."""
         with self._lock:
             event = self._write(name, data)
@@ -157,7 +157,7 @@ class Journal:
         self._tell(event)
         return event
 
-    def note(self, name: EventName, **data: Any) -> Event:
+    def note(self, name: EventName, /, **data: Any) -> Event:
         """Write an event that a crash of the *machine* may lose: samples and progress, nothing that resume needs."""
         with self._lock:
             event = self._write(name, data)

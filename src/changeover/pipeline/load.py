@@ -22,7 +22,9 @@ def load_pipeline(path: Path, overrides: Sequence[str] = ()) -> PipelineSpec:
     """
     if not path.is_file():
         raise InvalidInput(
-            expected="a pipeline file", seen=f"no file at {path}", todo="See examples/laptop.yaml for one that runs."
+            expected="a pipeline file",
+            seen=f"no file at {path}",
+            todo="See examples/laptop.yaml for one that runs.",
         )
     try:
         document = yaml.safe_load(path.read_text(encoding="utf-8"))
@@ -121,7 +123,11 @@ def _with_paths(document: dict[str, Any], folder: Path) -> dict[str, Any]:
     model = resolved.get("model")
     if isinstance(model, str):
         model = {"path": model}
-    if isinstance(model, dict) and isinstance(model.get("path"), str) and model["path"].startswith((".", "~")):
+    if (
+        isinstance(model, dict)
+        and isinstance(model.get("path"), str)
+        and model["path"].startswith((".", "~"))
+    ):
         model = {**model, "path": str((folder / Path(model["path"]).expanduser()).resolve())}
     if model is not None:
         resolved["model"] = model
@@ -158,7 +164,9 @@ def _without_tags(loc: tuple[int | str, ...], document: Mapping[str, Any]) -> li
     """pydantic puts the kind of a job into the path; the user's file has no such level."""
     path: list[int | str] = []
     for position, part in enumerate(loc):
-        after_job_number = position >= 2 and loc[position - 2] == "jobs" and isinstance(loc[position - 1], int)
+        after_job_number = (
+            position >= 2 and loc[position - 2] == "jobs" and isinstance(loc[position - 1], int)
+        )
         if not after_job_number:
             path.append(part)
     return path

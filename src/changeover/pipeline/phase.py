@@ -18,7 +18,11 @@ def is_phase_done(context: RunContext, phase: PhaseSpec, index: int) -> bool:
     """Whether the journal says so, for this very question, and what the phase made still stands as it was written."""
     state = context.state()
     done = state.phases.get(phase.name)
-    if done is None or not done.done or done.digest != phase_digest(context.spec, phase, context.model, state):
+    if (
+        done is None
+        or not done.done
+        or done.digest != phase_digest(context.spec, phase, context.model, state)
+    ):
         return False
     return all(_is_finished(context, phase, index, job) for job in phase.jobs)
 

@@ -12,9 +12,19 @@ from typing import Any
 from changeover.engines.models import ModelFacts, describe_model
 from changeover.engines.registry import get_engine
 from changeover.machine.errors import InvalidInput, NotSupported
-from changeover.pipeline.commands import aux_boundaries, planned_command
+from changeover.pipeline.commands import aux_boundaries, planned_launch
 from changeover.pipeline.estimates import Estimate, disk_refusal, expected_tokens, gib, minutes, states_bytes
-from changeover.pipeline.spec import BenchJob, CollectJob, JobSpec, PhaseSpec, PipelineSpec, TrainJob
+from changeover.pipeline.spec import (
+    BenchJob,
+    CollectJob,
+    CommandJob,
+    CompareJob,
+    HoldJob,
+    JobSpec,
+    PhaseSpec,
+    PipelineSpec,
+    TrainJob,
+)
 from changeover.states.prompts import read_prompts
 
 
@@ -85,7 +95,9 @@ class Plan:
         for phase in self.phases:
             lines += ["", f"phase {phase.name}", *_server_lines(phase.server)]
             lines += [line for job in phase.jobs for line in _job_lines(job)]
-            lines.append("  then      changeover: drain, stop, verify; the next phase starts only when it is clean")
+            lines.append(
+                "  then      changeover: drain, stop, verify; the next phase starts only when it is clean"
+            )
         known = [
             estimate.value
             for phase in self.phases
@@ -102,7 +114,9 @@ class Plan:
         return "\n".join(lines)
 
 
-def make_plan(spec: PipelineSpec, models_dir: Path | None, runs_dir: Path, free_bytes: int | None = None) -> Plan:
+def make_plan(
+    spec: PipelineSpec, models_dir: Path | None, runs_dir: Path, free_bytes: int | None = None
+) -> Plan:
     """The plan of a spec on this machine; ``free_bytes`` is measured at ``runs_dir`` where it is not given.
 
     Raises InvalidInput for a model or prompts that cannot be read.
@@ -110,7 +124,13 @@ def make_plan(spec: PipelineSpec, models_dir: Path | None, runs_dir: Path, free_
     model = describe_model(spec.model.path, models_dir, spec.model.facts)
     phases = tuple(_plan_phase(spec, phase, model) for phase in spec.phases)
     free = free_disk_bytes(runs_dir) if free_bytes is None else free_bytes
-    return Plan(spec.name, model, phases, tuple(_refusals(spec, model, phases, free, runs_dir)), tuple(_blockers(spec)))
+    return Plan(
+        spec.name,
+        model,
+        phases,
+        tuple(_refusals(spec, model, phases, free, runs_dir)),
+        tuple(_blockers(spec)),
+    )
 
 
 def refuse_if_impossible(plan: Plan) -> None:
@@ -139,13 +159,17 @@ def free_disk_bytes(folder: Path) -> int:
 
 
 def _plan_phase(spec: PipelineSpec, phase: PhaseSpec, model: ModelFacts) -> PlannedPhase:
-    return PlannedPhase(phase.name, _plan_server(spec, phase, model), tuple(_plan_job(spec, phase, job, model) for job in phase.jobs))
+    return PlannedPhase(
+        phase.name,
+        _plan_server(spec, phase, model),
+        tuple(_plan_job(spec, phase, job, model) for job in phase.jobs),
+    )
 
 
 def _plan_server(spec: PipelineSpec, phase: PhaseSpec, model: ModelFacts) -> PlannedServer | None:
     if phase.server is None:
         return None
-    command = planned_command(spec, phase.server, model)
+    command = get_engine(spec.engine.kind).server_command(planned_launch(spec, phase.server, model))
     load = minutes(model.weights_bytes / 2**20, "MiB", spec.estimates.load_mib_per_s, "load_mib_per_s")
     return PlannedServer(
         engine=spec.engine.kind,
@@ -163,9 +187,14 @@ def _plan_job(spec: PipelineSpec, phase: PhaseSpec, job: JobSpec, model: ModelFa
     match job:
         case BenchJob():
             tokens = len(job.concurrency) * job.repeats * job.requests * job.max_tokens
-            does = f"{job.requests} requests, {job.repeats} times, at concurrency {', '.join(map(str, job.concurrency))}"
+            levels = ", ".join(map(str, job.concurrency))
+            does = f"{job.requests} requests, {job.repeats} times, at concurrency {levels}"
             return PlannedJob(
-                job.name, job.kind, does, 0, minutes(tokens, "tokens at most", rates.generated_tokens_per_s, "generated_tokens_per_s")
+                job.name,
+                job.kind,
+                does,
+                0,
+                minutes(tokens, "tokens at most", rates.generated_tokens_per_s, "generated_tokens_per_s"),
             )
         case CollectJob():
             assert phase.server is not None
@@ -177,20 +206,33 @@ def _plan_job(spec: PipelineSpec, phase: PhaseSpec, job: JobSpec, model: ModelFa
                 f"{', '.join(map(str, boundaries))} and last) x {model.hidden} x 2 bytes"
             )
             return PlannedJob(
-                job.name, job.kind, does, size, minutes(tokens, "tokens", rates.captured_tokens_per_s, "captured_tokens_per_s")
+                job.name,
+                job.kind,
+                does,
+                size,
+                minutes(tokens, "tokens", rates.captured_tokens_per_s, "captured_tokens_per_s"),
             )
         case TrainJob():
-            tokens = _tokens_of_states(spec, job)
-            does = f"{job.epochs} epochs, training-time test {job.ttt_steps}, draft vocabulary {job.draft_vocab_size}"
+            collected = _tokens_of_states(spec, job)
+            does = f"{job.epochs} epochs, training-time test {job.ttt_steps}, {job.draft_vocab_size} draft tokens"
             time = (
-                minutes(tokens * job.epochs, "tokens", rates.trained_tokens_per_s, "trained_tokens_per_s")
-                if tokens is not None
+                minutes(collected * job.epochs, "tokens", rates.trained_tokens_per_s, "trained_tokens_per_s")
+                if collected is not None
                 else Estimate(None, "unknown: the states stand outside of this pipeline")
             )
             return PlannedJob(job.name, job.kind, does, 0, time)
-        case _:
-            does = shlex.join(job.argv) if job.kind == "command" else f"{job.baseline} with {job.candidate}"
-            return PlannedJob(job.name, job.kind, does, 0, Estimate(0.0 if job.kind == "compare" else None, "not estimated"))
+        case CompareJob():
+            return PlannedJob(
+                job.name, job.kind, f"{job.candidate} with {job.baseline}", 0, Estimate(0.0, "")
+            )
+        case CommandJob():
+            return PlannedJob(
+                job.name, job.kind, shlex.join(job.argv), 0, Estimate(None, "unknown: your command")
+            )
+        case HoldJob():
+            return PlannedJob(
+                job.name, job.kind, "the server stays up", 0, Estimate(None, "until it is stopped")
+            )
 
 
 def _collected_tokens(spec: PipelineSpec, job: CollectJob) -> tuple[int, str]:
@@ -220,12 +262,16 @@ def _refusals(
         for boundary in aux_boundaries(phase.server, model) if phase.server.profile == "capture" else ():
             if boundary > model.layers:
                 found.append(
-                    f"{phase.name}: expected aux_boundaries of at most {model.layers} (the model's layers); saw {boundary}"
+                    f"{phase.name}: expected aux_boundaries of at most {model.layers}, the model's layers; "
+                    f"saw {boundary}"
                 )
-        found += [f"{phase.name}: {reason}" for reason in engine.refusals(planned_spec(spec, phase))]
+        found += [
+            f"{phase.name}: {reason}" for reason in engine.refusals(planned_launch(spec, phase.server, model))
+        ]
     needed = sum(job.bytes for phase in phases for job in phase.jobs)
     reserve = max(
-        (job.disk_reserve_gib for phase in spec.phases for job in phase.jobs if isinstance(job, CollectJob)), default=0.0
+        (job.disk_reserve_gib for phase in spec.phases for job in phase.jobs if isinstance(job, CollectJob)),
+        default=0.0,
     )
     short = disk_refusal(needed, int(reserve * 2**30), free_bytes, str(runs_dir.resolve()))
     return found + ([short] if short is not None else [])
@@ -233,7 +279,11 @@ def _refusals(
 
 def _blockers(spec: PipelineSpec) -> list[str]:
     engine = get_engine(spec.engine.kind)
-    return [] if engine.supports_run else [f"engine {spec.engine.kind}: this version plans it, but does not run it yet"]
+    return (
+        []
+        if engine.supports_run
+        else [f"engine {spec.engine.kind}: this version plans it, but does not run it yet"]
+    )
 
 
 def _server_lines(server: PlannedServer | None) -> list[str]:
@@ -242,7 +292,7 @@ def _server_lines(server: PlannedServer | None) -> list[str]:
     env = " ".join(f"{name}={shlex.quote(value)}" for name, value in sorted(server.env.items()))
     return [
         f"  server    {server.engine}, profile {server.profile}, ports {', '.join(map(str, server.ports))}, "
-        f"weights {gib(server.weights_bytes_per_device)} a device",
+        f"{gib(server.weights_bytes_per_device)} of weight files a device",
         f"  command   {(env + ' ') if env else ''}{shlex.join(server.argv)}",
         f"  load      {_minutes(server.load_minutes)}",
     ]
@@ -255,5 +305,5 @@ def _job_lines(job: PlannedJob) -> list[str]:
 
 def _minutes(estimate: Estimate) -> str:
     if estimate.value is None:
-        return f"time {estimate.basis}" if estimate.basis.startswith("unknown") else f"time {estimate.basis}"
+        return f"time {estimate.basis}"
     return f"{estimate.value:.1f} min ({estimate.basis})" if estimate.value else "no time to speak of"

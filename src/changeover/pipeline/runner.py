@@ -61,7 +61,10 @@ def start_run(
 
 
 def resume_run(
-    folder: RunFolder, model_of: Callable[[PipelineSpec], ModelFacts], machine: Machine, listen: Callable[[Event], None]
+    folder: RunFolder,
+    model_of: Callable[[PipelineSpec], ModelFacts],
+    machine: Machine,
+    listen: Callable[[Event], None],
 ) -> int:
     """Go on with a run: first clear what it left, then do the phases that are not done. Returns the exit code.
 
@@ -115,7 +118,9 @@ def _clear_what_is_left(context: RunContext) -> None:
         if not phase.unclear:
             continue
         baseline = (
-            Baseline.from_json(phase.baseline) if phase.baseline is not None else take_baseline(context.machine)
+            Baseline.from_json(phase.baseline)
+            if phase.baseline is not None
+            else take_baseline(context.machine)
         )
         clearance = change_over(context, phase.name, targets_of_phase(context.folder, phase), baseline)
         if not clearance.clean:

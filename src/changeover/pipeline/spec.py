@@ -1,4 +1,4 @@
-"""What a user writes: the pipeline file. Unknown keys are refused; ``docs/reference/pipeline.schema.json`` is made from it."""
+"""What a user writes: the pipeline file. Unknown keys are refused; the published JSON Schema is made from it."""
 
 from __future__ import annotations
 
@@ -29,23 +29,35 @@ class ModelFactsSpec(Section):
 class ModelSpec(Section):
     """The target model."""
 
-    path: str = Field(description="A local Hugging Face folder, or the built-in name `smollm2-135m-instruct`.")
-    facts: ModelFactsSpec | None = Field(None, description="Used by `plan` when the folder is not on this machine.")
+    path: str = Field(
+        description="A local Hugging Face folder, or the built-in name `smollm2-135m-instruct`."
+    )
+    facts: ModelFactsSpec | None = Field(
+        None, description="Used by `plan` when the folder is not on this machine."
+    )
 
 
 class EngineSpec(Section):
     """Which program serves the model, and how it is started; a server may add flags and environment of its own."""
 
     kind: Literal["embedded", "sglang", "vllm"] = "embedded"
-    python: str | None = Field(None, description="Interpreter of the engine's own environment; default: this one.")
+    python: str | None = Field(
+        None, description="Interpreter of the engine's own environment; default: this one."
+    )
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="Embedded engine only.")
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     tensor_parallel: PositiveInt = 1
     memory_fraction: Annotated[float, Field(gt=0, lt=1)] | None = None
     context_length: PositiveInt | None = None
-    max_concurrency: PositiveInt = Field(16, description="Requests that the embedded engine runs at once.")
-    flags: tuple[str, ...] = Field((), description="Further arguments, passed as they are, one list item each.")
-    env: dict[str, str] = Field(default_factory=dict, description="Further environment variables of the server.")
+    max_concurrency: PositiveInt | None = Field(
+        None, description="Requests at once; default: the engine's own."
+    )
+    flags: tuple[str, ...] = Field(
+        (), description="Further arguments, passed as they are, one list item each."
+    )
+    env: dict[str, str] = Field(
+        default_factory=dict, description="Further environment variables of the server."
+    )
 
 
 class ServerSpec(Section):
@@ -56,16 +68,24 @@ class ServerSpec(Section):
     aux_boundaries: tuple[Annotated[int, Field(ge=0)], ...] | None = Field(
         None, description="Profile `capture`: which boundaries to record; default 2, L//2, L-3."
     )
-    drafter: str | None = Field(None, description="Profile `speculative`: a train job (`phase/job`) or a folder.")
-    draft_tokens: PositiveInt = Field(3, description="Profile `speculative`: tokens drafted before each verification.")
-    stall_s: PositiveFloat = Field(180.0, description="Loading counts as stalled when nothing has moved for so long.")
+    drafter: str | None = Field(
+        None, description="Profile `speculative`: a train job (`phase/job`) or a folder."
+    )
+    draft_tokens: PositiveInt = Field(
+        3, description="Profile `speculative`: tokens drafted before each verification."
+    )
+    stall_s: PositiveFloat = Field(
+        180.0, description="Loading counts as stalled when nothing has moved for so long."
+    )
     flags: tuple[str, ...] = ()
     env: dict[str, str] = Field(default_factory=dict)
 
     @model_validator(mode="after")
     def _fits_its_profile(self) -> ServerSpec:
         if self.profile == "speculative" and self.drafter is None:
-            raise ValueError("profile `speculative` needs `drafter:` (a train job as `phase/job`, or a folder)")
+            raise ValueError(
+                "profile `speculative` needs `drafter:` (a train job as `phase/job`, or a folder)"
+            )
         if self.profile != "speculative" and self.drafter is not None:
             raise ValueError(f"profile `{self.profile}` does not use a drafter; remove `drafter:`")
         if self.profile != "capture" and self.aux_boundaries is not None:
@@ -83,7 +103,9 @@ class BenchJob(Section):
     requests: PositiveInt = Field(8, description="Requests per level and repeat.")
     max_tokens: PositiveInt = 64
     repeats: PositiveInt = 3
-    warmup: Annotated[int, Field(ge=0)] = Field(2, description="Requests sent before measuring, with other prompts.")
+    warmup: Annotated[int, Field(ge=0)] = Field(
+        2, description="Requests sent before measuring, with other prompts."
+    )
     held_out_only: bool = Field(False, description="Use only prompts that training never sees.")
 
 
@@ -96,10 +118,18 @@ class CollectJob(Section):
     samples: PositiveInt | None = Field(None, description="How many prompts; default: all.")
     max_tokens: PositiveInt = 128
     concurrency: PositiveInt = 16
-    expected_tokens: PositiveInt | None = Field(None, description="Tokens in all, for `plan`; default: an estimate.")
-    held_out: Annotated[float, Field(ge=0, lt=1)] = Field(0.1, description="Share of prompts kept from training.")
-    disk_reserve_gib: Annotated[float, Field(ge=0)] = Field(1.0, description="Stop cleanly when less is free.")
-    staging_budget_mib: PositiveInt = Field(512, description="Bytes of captured files that may wait to be stored.")
+    expected_tokens: PositiveInt | None = Field(
+        None, description="Tokens in all, for `plan`; default: an estimate."
+    )
+    held_out: Annotated[float, Field(ge=0, lt=1)] = Field(
+        0.1, description="Share of prompts kept from training."
+    )
+    disk_reserve_gib: Annotated[float, Field(ge=0)] = Field(
+        1.0, description="Stop cleanly when less is free."
+    )
+    staging_budget_mib: PositiveInt = Field(
+        512, description="Bytes of captured files that may wait to be stored."
+    )
 
 
 class TrainJob(Section):
@@ -159,7 +189,9 @@ class PhaseSpec(Section):
     def _jobs_fit_the_server(self) -> PhaseSpec:
         names = ["server", *(job.name for job in self.jobs)]
         if len(set(names)) != len(names):
-            raise ValueError(f"phase `{self.name}` has two processes of one name (the server is called `server`): {', '.join(names)}")
+            raise ValueError(
+                f"phase `{self.name}` has two processes of one name (the server is called `server`): {', '.join(names)}"
+            )
         for job in self.jobs:
             if job.kind in ("bench", "collect", "hold") and self.server is None:
                 raise ValueError(f"job `{job.name}` ({job.kind}) needs a `server:` in phase `{self.name}`")
@@ -191,9 +223,11 @@ class PipelineSpec(Section):
 
     name: Name
     model: ModelSpec
-    prompts: str = Field(description="JSONL (`messages` or ShareGPT `conversations`, or `text`) or plain text.")
+    prompts: str = Field(
+        description="JSONL (`messages` or ShareGPT `conversations`, or `text`) or plain text."
+    )
     seed: int = 0
-    engine: EngineSpec = EngineSpec()
+    engine: EngineSpec = Field(default_factory=lambda: EngineSpec.model_validate({}))
     teardown: TeardownSpec = TeardownSpec()
     estimates: EstimatesSpec = EstimatesSpec()
     phases: Annotated[tuple[PhaseSpec, ...], Field(min_length=1)]
@@ -206,7 +240,9 @@ class PipelineSpec(Section):
         seen: dict[str, str] = {}
         for phase in self.phases:
             if phase.server is not None and phase.server.drafter is not None:
-                _check_reference(phase.server.drafter, seen, ("train",), f"phases.{phase.name}.server.drafter")
+                _check_reference(
+                    phase.server.drafter, seen, ("train",), f"phases.{phase.name}.server.drafter"
+                )
             for job in phase.jobs:
                 where = f"phases.{phase.name}.jobs.{job.name}"
                 if isinstance(job, TrainJob):
@@ -225,7 +261,10 @@ class PipelineSpec(Section):
 
 
 def _known(seen: dict[str, str], kinds: tuple[str, ...]) -> str:
-    return ", ".join(f"`{name}`" for name, kind in seen.items() if kind in kinds) or "none (there is none before it)"
+    return (
+        ", ".join(f"`{name}`" for name, kind in seen.items() if kind in kinds)
+        or "none (there is none before it)"
+    )
 
 
 def is_path(reference: str) -> bool:

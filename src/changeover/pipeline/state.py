@@ -109,7 +109,9 @@ def _apply(state: RunState, event: Event) -> None:
             state.reason, state.seconds = data.get("reason", ""), data.get("seconds")
         case EventName.PHASE_STARTED:
             phase = state.phases.setdefault(data["phase"], PhaseState(data["phase"], data["index"]))
-            if phase.digest != data["digest"]:  # asked for something else: what was done before does not count
+            if (
+                phase.digest != data["digest"]
+            ):  # asked for something else: what was done before does not count
                 phase.jobs.clear()
             phase.digest, phase.done = data["digest"], False
         case _ if "phase" in data and data["phase"] in state.phases:
@@ -128,7 +130,9 @@ def _apply_to_phase(state: RunState, phase: PhaseState, event: Event) -> None:
                 "server", "server", ports=tuple(data["ports"]), engine=data["engine"], url=data["url"]
             )
         case EventName.JOB_STARTING:
-            phase.processes[data["job"]] = StartedProcess(data["job"], data["kind"], files=tuple(data["files"]))
+            phase.processes[data["job"]] = StartedProcess(
+                data["job"], data["kind"], files=tuple(data["files"])
+            )
         case EventName.SERVER_STARTED | EventName.JOB_STARTED:
             process = phase.processes[data.get("job", "server")]
             process.leader = ProcessIdentity(**data["leader"])
@@ -137,7 +141,9 @@ def _apply_to_phase(state: RunState, phase: PhaseState, event: Event) -> None:
             process.members |= {ProcessIdentity(**member) for member in data["members"]}
             process.segments = data["segments"]
         case EventName.JOB_DONE:
-            phase.jobs[data["job"]] = FinishedJob(data["kind"], data["digest"], data["result"], data["outputs"])
+            phase.jobs[data["job"]] = FinishedJob(
+                data["kind"], data["digest"], data["result"], data["outputs"]
+            )
         case EventName.CHANGEOVER_CLEARED:
             phase.clearance, phase.clearance_seq = data["clearance"], event.seq
             if data["clearance"]["verdict"] == "clean":

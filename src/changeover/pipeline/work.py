@@ -9,9 +9,17 @@ from typing import Any
 
 from changeover.machine.errors import ChangeoverError
 from changeover.machine.progress import Progress, ProgressSink
-from changeover.pipeline.commands import aux_boundaries
+from changeover.pipeline.commands import aux_boundaries, capture_dir
 from changeover.pipeline.context import RunContext
-from changeover.pipeline.spec import BenchJob, CollectJob, CommandJob, CompareJob, JobSpec, TrainJob
+from changeover.pipeline.spec import (
+    BenchJob,
+    CollectJob,
+    CommandJob,
+    CompareJob,
+    HoldJob,
+    JobSpec,
+    TrainJob,
+)
 
 # What each kind leaves in its folder, to be recorded with hashes when it is done
 OUTPUTS: Mapping[str, tuple[str, ...]] = {
@@ -41,6 +49,8 @@ def job_params(
             }
         case CommandJob():
             return {"argv": list(job.argv)}
+        case HoldJob():
+            raise AssertionError("a held server is waited for by the runner; it is no work of a process")
 
 
 def job_environment(job: JobSpec, server_url: str | None) -> dict[str, str]:
@@ -106,11 +116,6 @@ def _collect_params(
     }
 
 
-def capture_dir(context: RunContext, phase_index: int) -> Path:
-    """Where a capture server of this phase puts its files."""
-    return context.folder.server(phase_index, context.spec.phases[phase_index].name) / "capture"
-
-
 def _train_params(context: RunContext, job: TrainJob, folder: Path) -> dict[str, Any]:
     return {
         "states": str(context.made(job.states, "states")),
@@ -118,9 +123,10 @@ def _train_params(context: RunContext, job: TrainJob, folder: Path) -> dict[str,
         "out": str(folder),
         "epochs": job.epochs,
         "learning_rate": job.learning_rate,
-        "batch_rows": job.batch_tokens,
+        "batch_tokens": job.batch_tokens,
         "ttt_steps": job.ttt_steps,
         "draft_vocab_size": job.draft_vocab_size,
+        "eval_draft_tokens": job.eval_draft_tokens,
         "seed": context.spec.seed,
         "device": job.device,
         "checkpoint_every_s": job.checkpoint_every_s,
@@ -160,7 +166,9 @@ def do_command(params: Mapping[str, Any], on_progress: ProgressSink) -> dict[str
     status = subprocess.run(params["argv"], check=False).returncode
     if status != 0:
         raise ChangeoverError(
-            expected=f"exit status 0 of {params['argv'][0]}", seen=str(status), todo="The job's log has its output."
+            expected=f"exit status 0 of {params['argv'][0]}",
+            seen=str(status),
+            todo="The job's log has its output.",
         )
     return {"exit_status": status}
 

@@ -16,7 +16,12 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_POST(self):
         self.rfile.read(int(self.headers.get("Content-Length", 0)))
-        self.reply({"choices": [{"text": "x", "index": 0, "finish_reason": "length"}], "usage": {"completion_tokens": 1}})
+        self.reply(
+            {
+                "choices": [{"text": "x", "index": 0, "finish_reason": "length"}],
+                "usage": {"completion_tokens": 1},
+            }
+        )
 
     def reply(self, value):
         body = json.dumps(value).encode()

@@ -1,0 +1,84 @@
+"""From the user's words about a server to what an engine needs to know to start it."""
+
+from __future__ import annotations
+
+import socket
+import sys
+from pathlib import Path
+
+from changeover.engines.models import ModelFacts
+from changeover.engines.protocol import LaunchSpec, ServerCommand
+from changeover.engines.registry import get_engine
+from changeover.pipeline.context import RunContext
+from changeover.pipeline.spec import PipelineSpec, ServerSpec, is_path
+from changeover.states.conventions import default_boundaries
+
+
+def server_command(context: RunContext, index: int, server: ServerSpec) -> ServerCommand:
+    """The command of a phase's server, for now: its port is free, its capture folder exists."""
+    captures = capture_dir(context, index)
+    if server.profile == "capture":
+        captures.mkdir(parents=True, exist_ok=True)
+    drafter = context.made(server.drafter, "drafter") if server.drafter is not None else None
+    launch = launch_spec(context.spec, server, context.model, captures, drafter, server.port or free_port())
+    return get_engine(context.spec.engine.kind).server_command(launch)
+
+
+def planned_launch(spec: PipelineSpec, server: ServerSpec, model: ModelFacts) -> LaunchSpec:
+    """The same before a run exists: folders that the run will make are named by what makes them."""
+    drafter = None
+    if server.drafter is not None:
+        drafter = (
+            Path(server.drafter) if is_path(server.drafter) else Path("RUN") / server.drafter / "drafter"
+        )
+    return launch_spec(spec, server, model, Path("RUN") / "capture", drafter, server.port or free_port())
+
+
+def launch_spec(
+    spec: PipelineSpec,
+    server: ServerSpec,
+    model: ModelFacts,
+    captures: Path,
+    drafter: Path | None,
+    port: int,
+) -> LaunchSpec:
+    """What an engine is told."""
+    engine = spec.engine
+    capturing = server.profile == "capture"
+    return LaunchSpec(
+        profile=server.profile,
+        model_path=Path(model.path),
+        port=port,
+        python=engine.python or sys.executable,
+        served_name=spec.name,
+        device=engine.device,
+        dtype=engine.dtype,
+        tensor_parallel=engine.tensor_parallel,
+        memory_fraction=engine.memory_fraction,
+        context_length=engine.context_length,
+        max_concurrency=engine.max_concurrency,
+        capture_dir=captures if capturing else None,
+        aux_boundaries=aux_boundaries(server, model) if capturing else (),
+        drafter=drafter,
+        draft_tokens=server.draft_tokens,
+        flags=engine.flags + server.flags,
+        env={**engine.env, **server.env},
+    )
+
+
+def capture_dir(context: RunContext, index: int) -> Path:
+    """Where the capture server of this phase puts its files."""
+    return context.folder.server(index, context.spec.phases[index].name) / "capture"
+
+
+def aux_boundaries(server: ServerSpec, model: ModelFacts) -> tuple[int, ...]:
+    """The boundaries to record: the user's, else EAGLE-3's usual three."""
+    return server.aux_boundaries or default_boundaries(model.layers)
+
+
+def free_port() -> int:
+    """A port that nobody listens on now; the server that gets it is expected to bind it within seconds."""
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
