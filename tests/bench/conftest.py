@@ -8,9 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import settings
 
 from changeover.bench.run import BenchParams, bench
 from changeover.machine.progress import ignore_progress
+
+# A busy machine may stop any example for longer than hypothesis allows by default; the values are what is tested.
+settings.register_profile("unhurried", deadline=None)
+settings.load_profile("unhurried")
 
 Measure = Callable[..., dict[str, Any]]
 

@@ -9,8 +9,8 @@ import asyncio
 import os
 import platform
 import time
-from collections.abc import Callable, Coroutine, Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import aiohttp
 import uvloop
@@ -48,8 +48,6 @@ __all__ = ["BenchParams", "bench"]
 SCHEMA_VERSION = 1
 PROGRESS_PERIOD_S = 0.25
 
-T = TypeVar("T")
-
 
 def bench(params: BenchParams, on_progress: ProgressSink, clock: Clock | None = None) -> dict[str, Any]:
     """Load the server as ``params`` say; returns the result as JSON values.
@@ -65,12 +63,8 @@ def bench(params: BenchParams, on_progress: ProgressSink, clock: Clock | None = 
         prompts = [prompt for prompt in prompts if is_held_out(prompt.id, params.held_out)]
     load = plan_load(prompts, params.requests, params.warmup, params.api)
     measurement = _Measurement(params, load, on_progress, clock or SystemClock())
-    return _run(measurement.run())
-
-
-def _run(main: Coroutine[Any, Any, T]) -> T:
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(main)
+        return runner.run(measurement.run())
 
 
 class _Measurement:
