@@ -251,7 +251,7 @@ def _check_reserve(out: Path, needed_bytes: int, reserve_bytes: int, committed: 
     free = shutil.disk_usage(out).free
     if free - needed_bytes < reserve_bytes:
         raise StoreFull(
-            expected=f"{needed_bytes + reserve_bytes} bytes free at {out}, {reserve_bytes} of them in reserve",
+            expected=f"{needed_bytes + reserve_bytes} bytes free at {out} ({reserve_bytes} in reserve)",
             seen=f"{free} bytes free; {committed} samples are committed",
             todo="Free space (or lower the reserve) and resume: nothing stored is asked for again.",
         )

@@ -108,7 +108,7 @@ def _raise_if_shut(root: Path, verdict: ProbeResult, against: list[str]) -> None
         raise CollectFailed(
             expected=f"lm_head of a state to give the next token in {verdict.min_agreement:.0%}",
             seen=f"{verdict.agreement:.1%} of {verdict.rows} rows (worst sample {verdict.worst_sample!r})",
-            todo="Boundaries, norm or model are not the ones said: mend the server, collect into a new folder.",
+            todo="Boundaries, norm or model are not the ones said: mend the server, collect anew.",
         )
     if against:
         raise CollectFailed(
