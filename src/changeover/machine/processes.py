@@ -133,8 +133,9 @@ def read_processes(boot_id: str, proc: Path = PROC) -> dict[int, ProcessFacts]:
 def read_cookie(pid: int, proc: Path = PROC) -> str | None:
     """The run's secret in the environment that the process was started with.
 
-    None where there is none, where the process is another user's, or where it has overwritten its environment
-    (setproctitle does, unless ``SPT_NOENV=1`` was set).
+    None where there is none, where the process is another user's, where it has overwritten its environment
+    (setproctitle does, unless ``SPT_NOENV=1`` was set), and for the moment of an exec in which the kernel has not
+    laid the new environment out yet: who sees nobody looks again.
     """
     prefix = COOKIE_VARIABLE.encode() + b"="
     try:

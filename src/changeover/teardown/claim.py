@@ -51,6 +51,8 @@ def claim(
         os.pwrite(descriptor, f"pid {os.getpid()}: {holder}\n".encode(), 0)
         yield path
     finally:
+        # Said explicitly: a child that is just being started shares the descriptor until its exec is over.
+        fcntl.flock(descriptor, fcntl.LOCK_UN)
         os.close(descriptor)
 
 

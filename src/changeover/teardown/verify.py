@@ -101,18 +101,18 @@ def judge_gpu(
         return Evidence(item, Verdict.CLEAN, expected, f"{seen}, none of ours listed", others)
     foreign = [strangers[pid] for pid in sorted(listed - ours) if pid in strangers]
     hidden = sorted(pid for pid in listed - ours if pid not in strangers and 0 < pid < pid_max)
+    nonsense = sorted(pid for pid in listed if not 0 < pid < pid_max)
     if foreign and not mine and (patience_spent or expired):
         return Evidence(item, Verdict.FOREIGN_HOLDER, expected, f"{seen}, used by {'; '.join(foreign)}")
     if not expired:
         return None
-    if hidden and not mine:
-        note = "not in this PID namespace: another container or a host process"
-        return Evidence(item, Verdict.FOREIGN_HOLDER, expected, f"{seen}, listed for pids {hidden}", note)
-    if listed - ours - set(hidden):
-        nonsense = sorted(listed - ours - set(hidden))
-        return Evidence(item, Verdict.UNVERIFIED, expected, f"{seen}, impossible pids listed: {nonsense}")
     if mine:
         return Evidence(item, Verdict.DIRTY, expected, f"{seen}, driver still lists ours: {mine}")
+    if hidden:
+        note = "not in this PID namespace: another container or a host process"
+        return Evidence(item, Verdict.FOREIGN_HOLDER, expected, f"{seen}, listed for pids {hidden}", note)
+    if nonsense:
+        return Evidence(item, Verdict.UNVERIFIED, expected, f"{seen}, impossible pids listed: {nonsense}")
     note = "no process listed; not excluded: foreign PID namespace, deferred close, MPS server, IPC importer"
     return Evidence(item, Verdict.DIRTY, expected, seen, note)
 

@@ -1,0 +1,111 @@
+"""What is written down comes back the same, and holds no secret."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+import pytest
+
+from changeover.machine.errors import InvalidInput
+from changeover.machine.gpus import GpuProcess, Presence
+from changeover.machine.simulated import SimulatedMachine
+from changeover.machine.simulated_world import SimulatedGpu
+from changeover.teardown.budgets import Budgets
+from changeover.teardown.clearance import EXIT_CODES, Clearance, Verdict, overall
+from changeover.teardown.footprint import Baseline, Target, take_baseline, take_late_baseline
+from changeover.teardown.launch import launch
+from tests.teardown.world import COOKIE, start_server
+
+
+def test_a_baseline_survives_its_json() -> None:
+    gpu = SimulatedGpu("GPU-0", idle_mib=4.0, listed=(GpuProcess(300, None, "graphics"),))
+    machine = SimulatedMachine(gpus=[gpu])
+    machine.add_segment("/dev/shm/x", inode=9)
+    baseline = take_baseline(machine)
+    assert baseline.gpus[0].used_mib == 4.0 and baseline.gpus[0].pids == (300,)
+    assert Baseline.from_json(baseline.to_json()) == baseline
+
+
+def test_a_target_survives_its_json_and_hides_its_secret() -> None:
+    target = start_server(SimulatedMachine(), ports=(8000,)).target
+    assert Target.from_json(target.to_json(), cookie=COOKIE) == target
+    assert COOKIE not in str(target.to_json()) and COOKIE not in repr(target)
+
+
+@pytest.mark.parametrize("damaged", [{}, {"presence": "perhaps"}, {"leader": 3}])
+def test_a_damaged_record_is_said(damaged: dict[str, object]) -> None:
+    with pytest.raises(InvalidInput, match="a baseline"):
+        Baseline.from_json(damaged)
+    with pytest.raises(InvalidInput, match="a target"):
+        Target.from_json(damaged, cookie="x")
+    with pytest.raises(InvalidInput, match="a clearance"):
+        Clearance.from_json(damaged)
+
+
+def test_a_late_baseline_trusts_no_gpu_but_the_absence_of_any() -> None:
+    assert take_late_baseline(SimulatedMachine()).presence is Presence.ABSENT
+    assert take_late_baseline(SimulatedMachine(gpus=[SimulatedGpu("GPU-0")])).presence is Presence.UNREADABLE
+
+
+ORDER = [Verdict.UNKILLABLE, Verdict.DIRTY, Verdict.FOREIGN_HOLDER, Verdict.UNVERIFIED, Verdict.CLEAN]
+
+
+@pytest.mark.parametrize(("worse", "better"), list(itertools.combinations(ORDER, 2)))
+def test_the_worst_item_is_the_verdict(worse: Verdict, better: Verdict) -> None:
+    assert overall([better, worse, better]) is worse
+
+
+def test_nothing_looked_at_is_nothing_verified() -> None:
+    assert overall([]) is Verdict.UNVERIFIED
+
+
+def test_exit_codes_are_the_contract() -> None:
+    assert {verdict.value: code for verdict, code in EXIT_CODES.items()} == {
+        "clean": 0,
+        "unkillable": 3,
+        "dirty": 4,
+        "foreign_holder": 5,
+        "unverified": 6,
+    }
+
+
+def test_budgets_that_cannot_be() -> None:
+    for wrong in ({"total_s": 0.0}, {"sample_s": 0.0}, {"clean_samples": 0}):
+        with pytest.raises(InvalidInput, match="total_s > 0"):
+            Budgets(**wrong)
+
+
+def test_launch_marks_the_environment_and_hides_the_secret(tmp_path: Path) -> None:
+    seen: dict[str, str] = {}
+
+    class Watching(SimulatedMachine):
+        def spawn(self, argv, *, env, cwd, log):  # type: ignore[no-untyped-def]
+            seen.update(env)
+            return super().spawn(argv, env=env, cwd=cwd, log=log)
+
+    owned = launch(
+        Watching(),
+        argv=["x"],
+        env={"NCCL_PROTO": "LL"},
+        cwd=tmp_path,
+        log=tmp_path / "a" / "log",
+        cookie=COOKIE,
+    )
+    assert seen["SPT_NOENV"] == "1" and seen["CHANGEOVER_COOKIE"] == COOKIE and seen["NCCL_PROTO"] == "LL"
+    assert "PATH" in seen, "added to our own environment"
+    assert COOKIE not in repr(owned) and owned.sid == owned.pid
+
+
+def test_launching_what_is_not_there_says_what_to_do(tmp_path: Path) -> None:
+    from changeover.machine.local import LocalMachine
+
+    with pytest.raises(InvalidInput, match="/nowhere/sglang"):
+        launch(
+            LocalMachine(),
+            argv=["/nowhere/sglang"],
+            env={},
+            cwd=tmp_path,
+            log=tmp_path / "log",
+            cookie=COOKIE,
+        )
