@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import ctypes
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from changeover.machine import gpus
+from changeover.machine import gpu_reader, gpus
 from changeover.machine.bounded import Answer, BoundedResult, run_probe
+from changeover.machine.gpu_reader import GpuReader
 from changeover.machine.gpus import (
     GpuProcess,
     Presence,
@@ -138,3 +140,43 @@ def test_a_fresh_context_without_libcuda_is_a_failure_that_was_answered() -> Non
         return
     reading = read_fresh_context("GPU-abc", 60.0)
     assert not reading.ok and reading.answered and "libcuda" in reading.note
+
+
+@pytest.fixture
+def reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[GpuReader]:
+    """A reader on a box that seems to have a GPU, whose NVML is the made-up one (MODE is set by the test)."""
+    monkeypatch.setattr(gpu_reader, "no_gpu_present", lambda: False)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    one = GpuReader()
+    yield one
+    one.close()
+
+
+def test_a_reader_answers_again_and_again_from_one_child(reader: GpuReader, tmp_path: Path) -> None:
+    (tmp_path / "pynvml.py").write_text(f"MODE = ''\n{FAKE_NVML}")
+    assert reader.read(60.0).gpus[0].used_mib == 0.0
+    first = reader._child
+    for _ in range(20):
+        assert reader.read(60.0).presence is Presence.READ
+    assert reader._child is first and first is not None
+    reader.close()
+    assert first.returncode is not None, "no child is left behind"
+
+
+def test_gpud_117_a_reader_whose_driver_hangs_says_so_in_time_and_leaves_no_child(
+    reader: GpuReader, tmp_path: Path
+) -> None:
+    (tmp_path / "pynvml.py").write_text(
+        f"MODE = ''\n{FAKE_NVML}\nimport time\ndef nvmlInit(): time.sleep(3600)\n"
+    )
+    child = reader._running()
+    assert reader.read(1.0).note == "NVML: no answer in 1.0 s"
+    assert child.returncode is not None and reader._child is None
+    (tmp_path / "pynvml.py").write_text(f"MODE = ''\n{FAKE_NVML}")
+    assert reader.read(60.0).presence is Presence.READ, "the next question starts anew"
+
+
+def test_a_reader_whose_probe_dies_says_so(reader: GpuReader, tmp_path: Path) -> None:
+    (tmp_path / "pynvml.py").write_text("raise SystemExit(3)")
+    reading = reader.read(60.0)
+    assert reading.presence is Presence.UNREADABLE and "NVML" in reading.note

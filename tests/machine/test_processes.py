@@ -142,6 +142,7 @@ def test_a_process_with_many_threads_is_one_process() -> None:
     [
         (("serve", "--api-key", "abc", "--port", "1"), "serve --api-key *** --port 1"),
         (("serve", "--hf-token=abc", "--model=x"), "serve --hf-token=*** --model=x"),
+        (("x", "a\n  b"), "x a b"),
         (("x", "y" * 200), ("x " + "y" * 200)[:117] + "..."),
         ((), ""),
     ],

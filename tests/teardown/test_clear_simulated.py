@@ -592,7 +592,7 @@ scripts = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(
     workers=st.lists(scripts, max_size=7),
     total_s=st.floats(0.5, 300.0),
@@ -634,7 +634,7 @@ def test_whatever_lives_on_the_machine_no_stranger_is_signalled_and_the_total_is
     for one in machine._processes:
         if one.comm == "sshd" or one.sid == SHELL_PID or one.cookie == "another run's" or one.pid <= 1:
             assert one.pid not in machine.signalled_pids()
-    assert clearance.seconds <= total_s * 1.1 + 2.0
+    assert clearance.seconds <= total_s * 1.1 + 0.5
     assert clearance.exit_code in (0, 3, 4, 5, 6)
     if any(one.alive for one in machine._processes if one.cookie == COOKIE and one.start_ticks > 99_999):
         assert clearance.exit_code == 3

@@ -70,13 +70,18 @@ def run_bounded(argv: Sequence[str], *, timeout_s: float, env: Mapping[str, str]
 def run_probe(
     module: str, *args: str, timeout_s: float, env: Mapping[str, str] | None = None
 ) -> BoundedResult:
-    """Run one of our own modules as the child (``python -m module``), importable from where we were
-    imported.
-    """
+    """Run one of our own modules as the child (``python -m module``)."""
+    environment = probe_environment(env)
+    return run_bounded([sys.executable, "-m", module, *args], timeout_s=timeout_s, env=environment)
+
+
+def probe_environment(env: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Our own environment with ``env`` added: the child imports us from where we were imported, with no cookie."""
     home = str(Path(__file__).resolve().parents[2])
     environment = {**os.environ, **(env or {})}
+    environment.pop(COOKIE_VARIABLE, None)
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, (home, environment.get("PYTHONPATH"))))
-    return run_bounded([sys.executable, "-m", module, *args], timeout_s=timeout_s, env=environment)
+    return environment
 
 
 def _end(child: subprocess.Popen[str], timeout_s: float) -> BoundedResult:

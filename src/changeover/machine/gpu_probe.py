@@ -1,5 +1,7 @@
 """The child that enters NVML: ``python -m changeover.machine.gpu_probe`` prints one JSON reading and ends.
 
+With ``--serve`` it prints one for each line on its stdin, and ends with it.
+
 Sources: NVML headers (nvml.h), nvidia-ml-py. A value that this driver does not know is None, never a guess.
 """
 
@@ -26,19 +28,20 @@ _RECOVERY_ACTIONS = {
 }
 
 
-def main() -> int:
-    try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError as error:
-        # The library is there (the caller looked), so a driver that does not answer is no proof of absence.
-        print(json.dumps({"presence": "unreadable", "gpus": [], "note": f"NVML: {error}"}))
-        return 0
-    try:
-        gpus = [_read(index) for index in range(pynvml.nvmlDeviceGetCount())]
-        presence, note = ("read", "") if gpus else ("absent", "no GPU present (the driver counts none)")
-    except pynvml.NVMLError as error:
-        presence, gpus, note = "unreadable", [], f"NVML: {error}"
-    print(json.dumps({"presence": presence, "gpus": gpus, "note": note}))
+def main(arguments: list[str]) -> int:
+    questions = sys.stdin if arguments == ["--serve"] else ["once"]
+    entered = False
+    for _ in questions:
+        try:
+            if not entered:
+                pynvml.nvmlInit()
+                entered = True
+            gpus = [_read(index) for index in range(pynvml.nvmlDeviceGetCount())]
+            presence, note = ("read", "") if gpus else ("absent", "no GPU present (the driver counts none)")
+        except pynvml.NVMLError as error:
+            # The library is there (the caller looked), so a driver that does not answer is no proof of absence.
+            presence, gpus, note = "unreadable", [], f"NVML: {error}"
+        print(json.dumps({"presence": presence, "gpus": gpus, "note": note}), flush=True)
     return 0
 
 
@@ -127,4 +130,4 @@ def _text(value: Any) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

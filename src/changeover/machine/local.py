@@ -16,6 +16,7 @@ from pathlib import Path
 
 from changeover.machine import subreaper
 from changeover.machine.clock import Clock, SystemClock
+from changeover.machine.gpu_reader import GpuReader
 from changeover.machine.gpus import ContextReading, GpuReading, read_fresh_context, read_gpus
 from changeover.machine.ports import Listener, PortReading, read_listeners, read_port
 from changeover.machine.processes import (
@@ -52,6 +53,7 @@ class LocalMachine:
         self._children: dict[ProcessIdentity, subprocess.Popen[bytes]] = {}
         self._exit_codes: dict[ProcessIdentity, int] = {}
         self._subreaper = adopt_orphans
+        self._gpu_reader: GpuReader | None = None
         if adopt_orphans:
             subreaper.become_subreaper()
 
@@ -206,7 +208,16 @@ class LocalMachine:
         os.close(handle.fd)
 
     def gpus(self, timeout_s: float) -> GpuReading:
-        return read_gpus(timeout_s)
+        return read_gpus(timeout_s) if self._gpu_reader is None else self._gpu_reader.read(timeout_s)
+
+    @contextmanager
+    def watching_gpus(self) -> Iterator[None]:
+        self._gpu_reader = GpuReader()
+        try:
+            yield
+        finally:
+            self._gpu_reader.close()
+            self._gpu_reader = None
 
     def fresh_contexts(self, uuids: Sequence[str], timeout_s: float) -> tuple[ContextReading, ...]:
         if not uuids:

@@ -175,7 +175,7 @@ def redacted(argv: tuple[str, ...], limit: int = 120) -> str:
         secret = name.startswith("-") and any(part in name.lower() for part in _SECRET_WORDS)
         shown.append("***" if mask_next else f"{name}=***" if secret and equals else word)
         mask_next = secret and not equals
-    text = " ".join(shown)
+    text = " ".join(" ".join(shown).split())
     return text if len(text) <= limit else text[: limit - 3] + "..."
 
 

@@ -121,6 +121,10 @@ class Machine(Protocol):
 
     def gpus(self, timeout_s: float) -> GpuReading: ...
 
+    def watching_gpus(self) -> AbstractContextManager[None]:
+        """Inside the block readings are cheap enough to take several a second."""
+        ...
+
     def fresh_contexts(self, uuids: Sequence[str], timeout_s: float) -> tuple[ContextReading, ...]:
         """One context on each GPU, all at once; in the order given."""
         ...

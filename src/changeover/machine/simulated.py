@@ -223,6 +223,10 @@ class SimulatedMachine:
         return self._segments.pop(segment, None) is not None
 
     @contextmanager
+    def watching_gpus(self) -> Iterator[None]:
+        yield
+
+    @contextmanager
     def uninterrupted(self) -> Iterator[None]:
         yield
 

@@ -51,7 +51,7 @@ def check_machine(machine: Machine, *, budgets: Budgets | None = None) -> Cleara
             ports.setdefault(listeners[path].port, set()).add(holder.identity)
         elif path in segments:
             held.setdefault(segments[path], set()).add(holder.identity)
-        elif _is_device(holder):
+        elif _is_device(holder) and holder.identity.pid != machine.pid:
             devices.add(holder.identity)
     evidence = [_runs(machine, marked)]
     evidence += [

@@ -21,7 +21,8 @@ from changeover.teardown.verify import Survivor
 
 _QUICK_LOOK_S = 0.02
 _DEVICES = ("/dev/nvidia", "/dev/kfd", "/dev/dri/renderD")
-_SAMPLING_TIMEOUT_S = 1.0  # a driver that hangs must not hold up the killing; verification is more patient
+_SAMPLING_TIMEOUT_S = 3.0  # a driver that hangs must not hold up the killing; verification is more patient
+_SAMPLING_SHARE = 0.1  # of the time left, at most
 
 
 @dataclass(frozen=True)
@@ -90,7 +91,7 @@ def clear(
     Ends within ``budgets.total_s`` (plus one look at the machine). Ctrl-C and SIGTERM to Changeover wait
     until it is over. Never raises for what the targets do: what goes wrong is in the clearance.
     """
-    with machine.uninterrupted():
+    with machine.uninterrupted(), machine.watching_gpus():
         return _Changeover(
             machine, targets, baseline, budgets or Budgets(), observer or SilentObserver()
         ).run()
@@ -172,10 +173,11 @@ class _Changeover:
         self._inventory = inventory
         self._sample(self._read_gpus())
         members = tuple(
-            # The proof of the first look: from the second on, everybody is merely "recorded".
+            # Proof and role of the first look: from the second on everybody is merely "recorded", and a
+            # tracker that is about to end has no command line any more to tell it by.
             Member(
                 one.process.identity,
-                one.role,
+                self._known[one.process.identity].role,
                 self._known[one.process.identity].proof,
                 one.process.dumping_core,
             )
@@ -271,7 +273,8 @@ class _Changeover:
     def _read_gpus(self) -> GpuReading | None:
         if not self._gpus_answer:
             return None
-        reading = self._machine.gpus(_SAMPLING_TIMEOUT_S)
+        left_s = self._started_s + self._budgets.total_s - self._now_s()
+        reading = self._machine.gpus(max(0.0, min(_SAMPLING_TIMEOUT_S, _SAMPLING_SHARE * left_s)))
         self._gpus_answer = reading.presence is Presence.READ
         listed = (one for gpu in reading.gpus for one in gpu.processes if one.kind == "mps")
         self._mps_clients = frozenset(one.pid for one in listed)
@@ -300,7 +303,12 @@ class _Changeover:
 
     def _strangers(self) -> tuple[ProcessIdentity, ...]:
         holders = {holder.identity for holder in self._device_holders} - set(self._known)
-        return tuple(sorted(one for one in holders if one.pid != self._machine.pid))
+        return tuple(sorted(one for one in holders if not self._is_our_own(one.pid)))
+
+    def _is_our_own(self, pid: int) -> bool:
+        """Ourselves, or our own probe that reads the GPUs."""
+        process = self._machine.process(pid)
+        return self._machine.pid in (pid, process.ppid if process is not None else 0)
 
     def _why_alive(self, one: Found) -> str:
         refusal = one.refusal or self._denied.get(one.process.identity, "")
