@@ -107,8 +107,11 @@ def _go(folder: RunFolder, spec: PipelineSpec, model: ModelFacts, machine: Machi
 def _end(context: RunContext, name: EventName, started_s: float, reason: str, exit_code: int) -> int:
     seconds = context.machine.clock.monotonic() - started_s
     context.journal.append(name, seconds=seconds, reason=reason, exit_code=exit_code)
-    write_report(context.folder, context.journal.events)
     context.journal.close()
+    try:
+        write_report(context.folder, context.journal.events)
+    except Exception as error:  # noqa: BLE001 - the run has ended as it has; its page can be made again
+        print(f"no report: {type(error).__name__}: {error}; try `changeover report`", file=sys.stderr)
     return exit_code
 
 

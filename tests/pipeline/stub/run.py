@@ -1,0 +1,86 @@
+"""A run with a stub engine, killed by SIGKILL right after its n-th event: ``python -m tests.pipeline.stub.run``.
+
+Everything is real but the model: the processes, the sockets, the journal, the teardown.
+"""
+
+import os
+import signal
+import sys
+from pathlib import Path
+
+from changeover.engines import protocol
+from changeover.engines.models import ModelFacts
+from changeover.engines.protocol import LaunchSpec, LoadReading, ServerCommand, ServerDrain, SpeculationMetrics
+from changeover.machine.local import LocalMachine
+from changeover.pipeline import commands, runner, serving
+from changeover.pipeline.folder import RunFolder
+from changeover.pipeline.journal import Journal
+from changeover.pipeline.load import check_pipeline
+
+MODEL = ModelFacts("stub", "/nowhere", "Stub", 4, 8, 16, 64, 1000, "0" * 64)
+
+
+class StubEngine:
+    kind = "stub"
+    supports_run = True
+    speculation = SpeculationMetrics(None, None, None)
+
+    def refusals(self, launch: LaunchSpec) -> list[str]:
+        return []
+
+    def server_command(self, launch: LaunchSpec) -> ServerCommand:
+        argv = (sys.executable, "-S", str(Path(__file__).with_name("server.py")), str(launch.port))
+        return ServerCommand(argv, {}, (launch.port,), f"http://127.0.0.1:{launch.port}")
+
+    def is_ready(self, url: str) -> bool:
+        return protocol.is_healthy(url)
+
+    def load(self, url: str) -> LoadReading | None:
+        return LoadReading(0, 0)
+
+    def drain(self, command: ServerCommand) -> ServerDrain:
+        return ServerDrain(self, command.url, None)
+
+
+def spec(folder: Path, work: str) -> dict:
+    """Two phases: a server with a job against it, and a job alone. ``work`` is a Python program."""
+    job = {"kind": "command", "argv": [sys.executable, "-S", "-c", work]}
+    return {
+        "name": "stub",
+        "model": {"path": "/nowhere"},
+        "prompts": str(folder / "prompts.txt"),
+        "phases": [
+            {"name": "one", "server": {"profile": "production"}, "jobs": [{**job, "name": "a"}, {**job, "name": "b"}]},
+            {"name": "two", "jobs": [{**job, "name": "c"}]},
+        ],
+    }
+
+
+def kill_after(events: int) -> None:
+    """Die by SIGKILL as soon as so many events are on the disk (0: never)."""
+    for method in ("append", "note"):
+        original = getattr(Journal, method)
+
+        def wrapped(self, name, /, *, _original=original, **data):
+            event = _original(self, name, **data)
+            if events and event.seq + 1 >= events:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return event
+
+        setattr(Journal, method, wrapped)
+
+
+def main(path: Path, mode: str, events: int, work: str) -> int:
+    engine = StubEngine()
+    for room in (commands, serving):
+        room.get_engine = lambda kind: engine
+    kill_after(events)
+    folder = RunFolder(path)
+    machine = LocalMachine()
+    if mode == "resume":
+        return runner.resume_run(folder, lambda spec: MODEL, machine, print)
+    return runner.start_run(folder, check_pipeline(spec(path, work), source="test"), MODEL, machine, print)
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), sys.argv[4]))
