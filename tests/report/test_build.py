@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from changeover.pipeline.journal import Event, encode_event, read_events
-from changeover.report.build import build_view, place_in_time
+from changeover.report.build import build_view
+from changeover.report.timing import place_in_time
 from tests.report import journals
 
 

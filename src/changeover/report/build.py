@@ -8,9 +8,9 @@ from typing import Any
 from changeover.report.drafts import ChangeoverDraft, JobDraft, PhaseDraft, ServerDraft
 from changeover.report.reading import mapping, mappings, number, sequence, text, whole
 from changeover.report.records import read_progress, read_signal, read_stage, spell
+from changeover.report.timing import BEGINS_SESSION, place_in_time
 from changeover.report.view import JournalEvent, RunView, Sample, Session, Span
 
-_BEGINS_SESSION = ("run.started", "run.resumed")
 _ENDS_RUN = {"run.done": "done", "run.failed": "failed", "run.interrupted": "interrupted"}
 
 
@@ -20,25 +20,6 @@ def build_view(events: Iterable[JournalEvent]) -> RunView:
     for t_s, event in place_in_time(events):
         fold.take(t_s, event)
     return fold.view()
-
-
-def place_in_time(events: Iterable[JournalEvent]) -> list[tuple[float, JournalEvent]]:
-    """Give each event its seconds since the first one.
-
-    Inside one life of the runner the monotonic clock counts (the wall clock may be set back); between two
-    lives only the wall clock can, because the monotonic one starts anew with each boot. Times never go back.
-    """
-    placed: list[tuple[float, JournalEvent]] = []
-    first_wall = base_s = base_mono = 0.0
-    for event in events:
-        wall, mono = number(event.t_wall) or 0.0, number(event.t_mono) or 0.0
-        if not placed:
-            first_wall, base_s, base_mono = wall, 0.0, mono
-        elif event.event in _BEGINS_SESSION:
-            base_s, base_mono = max(placed[-1][0], wall - first_wall), mono
-        t_s = base_s + (mono - base_mono)
-        placed.append((max(t_s, placed[-1][0]) if placed else t_s, event))
-    return placed
 
 
 class _Fold:
@@ -92,7 +73,7 @@ class _Fold:
             self.first_wall = number(event.t_wall)
             if event.event != "run.started":
                 self.remarks.append(f"The journal begins with {event.event}, not with run.started.")
-        if event.event in _BEGINS_SESSION:
+        if event.event in BEGINS_SESSION:
             self._session(t_s, event, data)
         elif event.event in _ENDS_RUN:
             self.state, self.reason = _ENDS_RUN[event.event], text(data.get("reason"))

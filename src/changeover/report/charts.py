@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from markupsafe import Markup
 
@@ -78,8 +79,8 @@ def _server_row(axis: Axis, server: ServerView, run: RunView) -> Row:
     marks = [bar(axis, server.starting_s, loaded_s, colour="c-load", title=note)]
     if ready_s is not None and end_s > ready_s:
         serving = f"serving {words.seconds(end_s - ready_s)}"
-        marks.append(bar(axis, ready_s, end_s, colour="c-serve", title=serving, top=9.5, height=3))
-    marks.append(beside(axis, server.starting_s, end_s, note))
+        marks.append(bar(axis, ready_s, end_s, colour="c-serve", title=serving, top=16.5, height=1.5))
+    marks.append(beside(axis, server.starting_s, loaded_s, note, y=13.5))
     label = " ".join(filter(None, ("server", server.profile)))
     return Row(label, joined(marks), "inner")
 
@@ -135,6 +136,7 @@ def sample_charts(changeover: ChangeoverView) -> list[tuple[str, Markup]]:
         values = [value for one in series for _, value in one.points]
         if values:
             y = nice_axis(values, unit, words.tick, about=4)
+            y = replace(y, ticks=tuple(tick for tick in y.ticks if tick == round(tick)))
             charts.append((title, line_chart(series, x, y, name=title, height=max(96, 15 * len(series)))))
 
     processes = tuple((s.t_s, float(s.processes)) for s in samples if s.processes is not None)
@@ -166,7 +168,13 @@ def curve(
     """One quantity over steps, around its own values."""
     xs, ys = [x for x, _ in points], [y for _, y in points]
     ticks = nice_axis(xs, x_label, words.count, about=5).ticks
-    x = Axis(0.0, max(xs), tuple(tick for tick in ticks if tick <= max(xs)), x_label, words.count)
+    x = Axis(
+        0.0,
+        max(xs),
+        tuple(tick for tick in ticks if tick <= max(xs) and tick == round(tick)),
+        x_label,
+        words.count,
+    )
     y = tight_axis(ys, y_label, words.tick, about=4)
     return line_chart([Series(title, tuple(points), colour, markers=len(points) <= 12)], x, y, name=title)
 

@@ -92,6 +92,8 @@ def _short(key: Any, value: Any) -> str | None:
         return f"{value:.6g}"
     if isinstance(value, int):
         return count(value)
+    if isinstance(value, list) and value and all(number(item) is not None for item in value):
+        value = [item if isinstance(item, int) else float(f"{item:.4g}") for item in value]
     said = spell(value)
     return said if said is not None and len(said) <= _LONGEST_FACT else None
 

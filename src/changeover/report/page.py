@@ -11,7 +11,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from changeover import __version__
-from changeover.report import charts, tables, words
+from changeover.report import charts, headlines, tables, words
 from changeover.report.build import build_view
 from changeover.report.digest import Digest, digest
 from changeover.report.records import spell
@@ -28,7 +28,9 @@ def render_page(events: Iterable[JournalEvent]) -> str:
 def render_digest(found: Digest) -> str:
     """The page of a digest."""
     template = _environment().get_template("report.html.j2")
-    return template.render(d=found, run=found.run, charts=charts, tables=tables, version=__version__)
+    return template.render(
+        d=found, run=found.run, charts=charts, tables=tables, headlines=headlines, version=__version__
+    )
 
 
 @cache

@@ -10,6 +10,9 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+# Nothing that a run measures is larger (an exabyte has 1e18 bytes); beyond it arithmetic may overflow.
+LARGEST = 1e18
+
 
 def dig(value: Any, *path: str) -> Any:
     """The value at ``path`` in nested mappings, or None where any step is missing."""
@@ -30,8 +33,8 @@ def first(value: Any, *paths: str) -> Any:
 
 
 def number(value: Any) -> float | None:
-    """A finite number, or None; booleans and numbers in strings are not numbers."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
+    """A finite number up to ``LARGEST``, or None; booleans and numbers in strings are not numbers."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or abs(value) > LARGEST:
         return None
     return float(value) if math.isfinite(value) else None
 

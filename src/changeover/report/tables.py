@@ -55,9 +55,9 @@ def provenance(d: Digest) -> Facts:
         if (said := _model_fact(name, value))
     ]
     facts.append(("host", spell(run.host) or _NOT_RECORDED))
-    for number, session in enumerate(run.sessions, 1):
+    for index, session in enumerate(run.sessions, 1):
         pid = session.pid if session.pid is not None else _NOT_RECORDED
-        facts.append((f"runner {number}", f"pid {pid}, boot {session.boot_id or _NOT_RECORDED}"))
+        facts.append((f"runner {index}", f"pid {pid}, boot {session.boot_id or _NOT_RECORDED}"))
     return facts
 
 
