@@ -48,7 +48,7 @@ while True: time.sleep(3600)
 
 class Recorder:
     def __init__(self) -> None:
-        self.samples: list[dict[str, Any]] = []
+        self.samples: list[tuple[float, int, float]] = []  # seconds, processes, MiB on the first GPU
 
     def stage(self, record: StageRecord) -> None:
         pass
@@ -57,7 +57,9 @@ class Recorder:
         pass
 
     def sample(self, sample: MachineSample) -> None:
-        self.samples.append(sample.to_json())
+        self.samples.append(
+            (round(sample.t_s, 3), sample.processes, sample.gpus[0][1] if sample.gpus else 0.0)
+        )
 
 
 def hold(
@@ -82,14 +84,14 @@ def measured(machine: LocalMachine, owned: Owned, baseline: Any, budgets: Budget
     clearance = clear(machine, [target], baseline, budgets=budgets, observer=recorder)
     return {
         **shown(clearance),
-        "held_mib": max(gpu["used_mib"] for sample in recorder.samples[:1] for gpu in sample["gpus"]),
+        "held_mib": recorder.samples[0][2],
         "devices_open": devices,
         "samples": recorder.samples,
     }
 
 
 def shown(clearance: Clearance) -> dict[str, Any]:
-    return clearance.to_json()
+    return {name: value for name, value in clearance.to_json().items() if name not in ("signals", "refusals")}
 
 
 def main() -> None:

@@ -26,6 +26,7 @@ def inventory_of_run(run_dir: Path, machine: Machine) -> Inventory:
 
 def clear_run(run_dir: Path, machine: Machine, budgets: Budgets) -> Clearance:
     """Stop what the run started and prove it gone; raises RunBusy while its runner lives."""
+    _targets(run_dir)  # refuses what is no run before a lock is made in it
     with RunFolder(run_dir.resolve()).locked(), claim(f"clear of run {run_dir.name}"):
         targets, baseline = _targets(run_dir)
         if baseline is None:

@@ -306,9 +306,11 @@ class _Changeover:
         return tuple(sorted(one for one in holders if not self._is_our_own(one.pid)))
 
     def _is_our_own(self, pid: int) -> bool:
-        """Ourselves, or our own probe that reads the GPUs."""
+        """Ourselves, or our own probe that reads the GPUs: a child that we did not launch as a server or job."""
         process = self._machine.process(pid)
-        return self._machine.pid in (pid, process.ppid if process is not None else 0)
+        if process is None or process.identity in self._machine.spawned():
+            return False
+        return self._machine.pid in (pid, process.ppid)
 
     def _why_alive(self, one: Found) -> str:
         refusal = one.refusal or self._denied.get(one.process.identity, "")
