@@ -37,7 +37,8 @@ def changeover(folder, mode, events=0, work=WORK, **kwargs):
 
 def alive(folder) -> list[int]:
     """Every process on this machine with a cookie of this run: counted by a way of its own, not by teardown's."""
-    cookies = {folder.cookie(phase, name) for phase, name in [("one", "server"), ("one", "a"), ("one", "b"), ("two", "c")]}
+    started = [("one", "server"), ("one", "a"), ("one", "b"), ("two", "c")]
+    cookies = {folder.cookie(phase, name) for phase, name in started}
     found = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
@@ -67,11 +68,7 @@ def test_a_run_without_a_crash_does_everything_once(folder):
     assert "<html" in folder.report.read_text()
 
 
-def events_of_a_run() -> int:
-    """More than a run of the stub has: the last ones find it ended, which is checked too."""
-    return 40
-
-
+# more than a run of the stub has: the last ones find it ended, which is checked too
 @pytest.mark.slow
 @pytest.mark.parametrize("events", range(1, 41))
 def test_killed_after_any_event_a_run_can_be_resumed(folder, events):

@@ -73,34 +73,56 @@ def describe(event: SeenEvent) -> str | None:
 def summarise(kind: str, result: dict[str, Any]) -> str:
     """The figure that a job is run for, in a few words; empty where a result does not hold it."""
     try:
-        if kind == "compare":
-            return str(result["sentence"])
-        if kind == "train":
-            return f"simulated acceptance length {result['held_out']['acceptance_length']:.3f}"
-        if kind == "collect":
-            return f"{result['samples']} samples, {result['tokens']} tokens"
-        if kind == "bench":
-            levels = result["levels"]
-            return ", ".join(
-                f"{level['output_tok_s']['mean']:.1f} tok/s at {level['concurrency']}" for level in levels
-            )
+        match kind:
+            case "compare":
+                return str(result["sentence"])
+            case "train":
+                length = result["evaluation"]["acceptance_length"]
+                return (
+                    f"{result['steps']} steps; simulated acceptance length {length:.2f} on held-out samples"
+                )
+            case "collect":
+                return f"{result['samples']} samples, {result['tokens']:,} tokens"
+            case "bench":
+                rates = [
+                    f"{level['output_tok_s']['mean']:.1f} tok/s at {level['concurrency']}"
+                    for level in result["levels"]
+                ]
+                lengths = [level["acceptance"]["length"] for level in result["levels"] if level["acceptance"]]
+                accepted = [f"acceptance length {sum(lengths) / len(lengths):.2f}"] if lengths else []
+                return ", ".join(rates + accepted)
     except (KeyError, TypeError):
-        return ""
+        pass
     return ""
 
 
 def progress_text(name: str, progress: dict[str, Any]) -> str:
-    """``collect: answering 120/400 samples, 96 tok/s``."""
-    total = progress.get("total")
-    amount = f"{progress['done']:g}" + (f"/{total:g}" if total else "")
-    details = [
-        f"{key} {_figure(value)}" for key, value in progress.get("detail", {}).items() if value is not None
-    ]
-    return ", ".join([f"{name}: {progress['stage']} {amount} {progress['unit']}", *details])
+    """``collect: answering 120 of 400 samples, 96.0 tokens a second, 0:41 left``."""
+    unit, total = progress["unit"], progress.get("total")
+    amount = _figure(progress["done"], unit) + (f" of {_figure(total, unit)}" if total else "")
+    detail = dict(progress.get("detail", {}))
+    left_s = detail.pop("eta_s", None)
+    stage = "" if progress["stage"] == name else f" {progress['stage']}"
+    parts = [f"{name}:{stage} {amount} {'' if unit == 'bytes' else unit}".rstrip()]
+    parts += [_detail(key, value) for key, value in detail.items() if value not in (None, 0)]
+    if isinstance(left_s, int | float) and left_s > 0:
+        parts.append(f"{int(left_s // 60)}:{int(left_s % 60):02d} left")
+    return ", ".join(parts)
 
 
-def _figure(value: float | int | str) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+def _detail(key: str, value: float | int | str) -> str:
+    if key.endswith("_per_s"):
+        unit = key.removesuffix("_per_s")
+        return f"{_figure(value, unit)}{'' if unit == 'bytes' else ' ' + unit} a second"
+    return f"{key.replace('_', ' ')} {_figure(value, key)}"
+
+
+def _figure(value: float | int | str, unit: str) -> str:
+    if isinstance(value, str):
+        return value
+    if unit == "bytes":
+        return f"{value / 2**20:,.1f} MiB" if value < 2**30 else f"{value / 2**30:,.2f} GiB"
+    return f"{value:,}" if isinstance(value, int) else f"{value:,.4g}"
 
 
 def seconds(value: float) -> str:

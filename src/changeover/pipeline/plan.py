@@ -24,8 +24,9 @@ from changeover.pipeline.spec import (
     PhaseSpec,
     PipelineSpec,
     TrainJob,
+    held_out_share,
 )
-from changeover.states.prompts import read_prompts
+from changeover.states.prompts import is_held_out, read_prompts
 
 
 @dataclass(frozen=True)
@@ -186,9 +187,11 @@ def _plan_job(spec: PipelineSpec, phase: PhaseSpec, job: JobSpec, model: ModelFa
     rates = spec.estimates
     match job:
         case BenchJob():
-            tokens = len(job.concurrency) * job.repeats * job.requests * job.max_tokens
+            requests = _bench_requests(spec, job)
+            tokens = len(job.concurrency) * job.repeats * requests * job.max_tokens
             levels = ", ".join(map(str, job.concurrency))
-            does = f"{job.requests} requests, {job.repeats} times, at concurrency {levels}"
+            asked = f"every prompt once ({requests})" if job.requests == "all" else f"{requests} requests"
+            does = f"{asked}, {job.repeats} times, at concurrency {levels}"
             return PlannedJob(
                 job.name,
                 job.kind,
@@ -233,6 +236,23 @@ def _plan_job(spec: PipelineSpec, phase: PhaseSpec, job: JobSpec, model: ModelFa
             return PlannedJob(
                 job.name, job.kind, "the server stays up", 0, Estimate(None, "until it is stopped")
             )
+
+
+def _bench_requests(spec: PipelineSpec, job: BenchJob) -> int:
+    """Requests of one repeat at one level. Raises InvalidInput when `all` leaves no prompt to measure."""
+    if job.requests != "all":
+        return job.requests
+    prompts = read_prompts(Path(job.prompts or spec.prompts))
+    if job.held_out_only:
+        share = held_out_share(spec)
+        prompts = [prompt for prompt in prompts if is_held_out(prompt.id, share)]
+    if len(prompts) <= job.warmup:
+        raise InvalidInput(
+            expected=f"more prompts than the {job.warmup} of the warm-up, for bench job `{job.name}`",
+            seen=f"{len(prompts)}{' held out from training' if job.held_out_only else ''}",
+            todo="Add prompts, or lower `warmup`.",
+        )
+    return len(prompts) - job.warmup
 
 
 def _collected_tokens(spec: PipelineSpec, job: CollectJob) -> tuple[int, str]:

@@ -6,6 +6,8 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from changeover.machine.errors import InvalidInput
+
 Name = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_-]{0,40}$")]
 PositiveInt = Annotated[int, Field(ge=1)]
 PositiveFloat = Annotated[float, Field(gt=0)]
@@ -100,7 +102,9 @@ class BenchJob(Section):
     name: Name = "bench"
     prompts: str | None = Field(None, description="Default: the pipeline's prompts.")
     concurrency: tuple[PositiveInt, ...] = (1, 4)
-    requests: PositiveInt = Field(8, description="Requests per level and repeat.")
+    requests: PositiveInt | Literal["all"] = Field(
+        8, description="Requests per level and repeat; `all`: every prompt that is left, once."
+    )
     max_tokens: PositiveInt = 64
     repeats: PositiveInt = 3
     warmup: Annotated[int, Field(ge=0)] = Field(
@@ -258,6 +262,21 @@ class PipelineSpec(Section):
                         _check_reference(reference, seen, ("bench",), f"{where}.{field}")
                 seen[f"{phase.name}/{job.name}"] = job.kind
         return self
+
+
+def held_out_share(spec: PipelineSpec) -> float:
+    """The share of prompts that the pipeline's collection keeps from training, for a bench job's `held_out_only`.
+
+    Raises InvalidInput when the pipeline has no collection.
+    """
+    shares = [job.held_out for phase in spec.phases for job in phase.jobs if isinstance(job, CollectJob)]
+    if not shares:
+        raise InvalidInput(
+            expected="a collect job in the pipeline, for `held_out_only`",
+            seen="none",
+            todo="Remove `held_out_only`, or give the bench job a file of prompts of its own.",
+        )
+    return shares[0]
 
 
 def _known(seen: dict[str, str], kinds: tuple[str, ...]) -> str:

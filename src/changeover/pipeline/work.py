@@ -19,6 +19,7 @@ from changeover.pipeline.spec import (
     HoldJob,
     JobSpec,
     TrainJob,
+    held_out_share,
 )
 
 # What each kind leaves in its folder, to be recorded with hashes when it is done
@@ -64,28 +65,14 @@ def _bench_params(context: RunContext, job: BenchJob, folder: Path, url: str | N
         "url": url,
         "prompts": job.prompts or context.spec.prompts,
         "concurrency": list(job.concurrency),
-        "requests": job.requests,
+        "requests": None if job.requests == "all" else job.requests,
         "max_tokens": job.max_tokens,
         "repeats": job.repeats,
         "warmup": job.warmup,
         "seed": context.spec.seed,
-        "held_out": _held_out_share(context) if job.held_out_only else None,
+        "held_out": held_out_share(context.spec) if job.held_out_only else None,
         "out": str(folder),
     }
-
-
-def _held_out_share(context: RunContext) -> float:
-    """The share that this pipeline's collection keeps from training."""
-    shares = [
-        job.held_out for phase in context.spec.phases for job in phase.jobs if isinstance(job, CollectJob)
-    ]
-    if not shares:
-        raise ChangeoverError(
-            expected="a collect job in the pipeline, for `held_out_only`",
-            seen="none",
-            todo="Remove `held_out_only`, or give the bench job a file of prompts of its own.",
-        )
-    return shares[0]
 
 
 def _collect_params(

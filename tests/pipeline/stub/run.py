@@ -10,7 +10,13 @@ from pathlib import Path
 
 from changeover.engines import protocol
 from changeover.engines.models import ModelFacts
-from changeover.engines.protocol import LaunchSpec, LoadReading, ServerCommand, ServerDrain, SpeculationMetrics
+from changeover.engines.protocol import (
+    LaunchSpec,
+    LoadReading,
+    ServerCommand,
+    ServerDrain,
+    SpeculationMetrics,
+)
 from changeover.machine.local import LocalMachine
 from changeover.pipeline import commands, runner, serving
 from changeover.pipeline.folder import RunFolder

@@ -1,0 +1,84 @@
+from pathlib import Path
+
+import pytest
+
+from changeover.machine.errors import InvalidInput, NotSupported
+from changeover.pipeline.load import load_pipeline
+from changeover.pipeline.plan import make_plan, refuse_if_impossible
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+TIB = 2**40
+
+
+@pytest.fixture
+def kimi():
+    return load_pipeline(EXAMPLES / "kimi-k25.yaml")
+
+
+@pytest.fixture
+def laptop():
+    return load_pipeline(EXAMPLES / "laptop.yaml")
+
+
+def test_the_reference_run_is_planned_to_the_byte(kimi, tmp_path):
+    plan = make_plan(kimi, tmp_path, tmp_path, free_bytes=2 * TIB)
+    assert plan.refusals == ()
+    assert plan.disk_bytes == 992_051_200_000
+    text = plan.to_text()
+    for words in (
+        "923.9 GiB",
+        "17,300,000 tokens",
+        "boundaries 3, 31, 59 and last",
+        "hidden 7168",
+        "sglang.launch_server",
+        "--tp-size 8",
+        "--disable-radix-cache",
+        "--speculative-algorithm EAGLE3",
+        "ports 30000",
+        "min",
+    ):
+        assert words in text
+
+
+def test_a_short_disk_is_refused_and_nothing_starts(kimi, tmp_path):
+    plan = make_plan(kimi, tmp_path, tmp_path, free_bytes=TIB)
+    assert "923.9 GiB of states" in plan.refusals[0]
+    with pytest.raises(InvalidInput, match="disk"):
+        refuse_if_impossible(plan)
+
+
+def test_what_can_be_planned_but_not_run_says_so(kimi, tmp_path):
+    with pytest.raises(NotSupported, match="does not run it yet"):
+        refuse_if_impossible(make_plan(kimi, tmp_path, tmp_path, free_bytes=2 * TIB))
+
+
+def test_the_laptop_run_is_possible_here(laptop, tmp_path):
+    plan = make_plan(laptop, tmp_path, tmp_path, free_bytes=TIB)
+    refuse_if_impossible(plan)
+    servers = [phase.server for phase in plan.phases]
+    assert [server.profile if server else None for server in servers] == [
+        "production",
+        "capture",
+        None,
+        "speculative",
+    ]
+    assert "--aux-boundaries" in servers[1].argv
+    assert "--drafter" in servers[3].argv
+
+
+def test_a_boundary_above_the_model_is_refused(laptop, tmp_path):
+    spec = load_pipeline(EXAMPLES / "laptop.yaml", ["phases.capture.server.aux_boundaries=[2,15,31]"])
+    plan = make_plan(spec, tmp_path, tmp_path, free_bytes=TIB)
+    assert any("at most 30" in refusal and "saw 31" in refusal for refusal in plan.refusals)
+
+
+def test_a_model_that_is_nowhere_is_an_error(tmp_path):
+    spec = load_pipeline(EXAMPLES / "laptop.yaml", [f"model={tmp_path / 'no'}"])
+    with pytest.raises(InvalidInput, match=r"config\.json"):
+        make_plan(spec, tmp_path, tmp_path, free_bytes=TIB)
+
+
+def test_a_plan_is_strict_json(kimi, tmp_path):
+    import json
+
+    json.dumps(make_plan(kimi, tmp_path, tmp_path, free_bytes=2 * TIB).to_json(), allow_nan=False)
