@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,7 +19,7 @@ from changeover.cli.clear import clear
 from changeover.machine.clock import SystemClock
 from changeover.machine.errors import InvalidInput, NotSupported
 from changeover.machine.local import LocalMachine
-from changeover.pipeline.folder import RunFolder
+from changeover.pipeline.folder import RunBusy, RunFolder
 from changeover.pipeline.journal import EventName, Journal, read_events
 from changeover.teardown.footprint import take_baseline
 from tests.machine import nasty
@@ -123,7 +122,7 @@ def test_a_run_that_is_still_worked_on_is_left_to_its_runner(
     left_behind: tuple[RunFolder, list[int]],
 ) -> None:
     folder, pids = left_behind
-    with folder.locked(), pytest.raises(Exception, match="r1|run"):
+    with folder.locked(), pytest.raises(RunBusy):
         run("clear", "--run", "r1", "--runs-dir", folder.path.parent)
     assert all(nasty.alive(pid) for pid in pids)
 
@@ -146,13 +145,9 @@ def test_adoption_comes_later_and_says_so(option: tuple[str, object]) -> None:
     assert refused.value.exit_code == 2 and str(option[1]) in refused.value.seen
 
 
-def test_check_changes_nothing_and_is_quick() -> None:
-    before = set(os.listdir("/dev/shm"))
-    started_s = time.monotonic()
+def test_check_prints_one_object_and_says_the_same_in_words() -> None:
     outcome = run("check", "--json")
-    assert (
-        time.monotonic() - started_s < 10.0
-    )  # the figure itself is measured, not tested: this box is shared
     said = json.loads(outcome.stdout)
-    assert outcome.exit_code == said["exit_code"] and said["signals"] == []
-    assert before - set(os.listdir("/dev/shm")) == set() or said["verdict"]
+    assert outcome.exit_code == said["exit_code"] and said["signals"] == said["stages"] == []
+    assert outcome.stderr.startswith(f"{said['verdict']} (exit {said['exit_code']})")
+    assert {"runs", "shared-memory"} <= {one["item"] for one in said["evidence"]}
