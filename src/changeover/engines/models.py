@@ -245,7 +245,10 @@ def _convert(builtin: BuiltinModel, folder: Path, on_progress: ProgressSink) -> 
             timeout=CONVERSION_TIMEOUT_S,
             check=False,
             stdin=subprocess.DEVNULL,
-            env={**os.environ, "OMP_WAIT_POLICY": "PASSIVE"},  # spinning threads starve each other on few cores
+            env={
+                **os.environ,
+                "OMP_WAIT_POLICY": "PASSIVE",
+            },  # spinning threads starve each other on few cores
         )
     except subprocess.TimeoutExpired as error:
         raise ChangeoverError(

@@ -8,7 +8,7 @@ import time
 import uuid
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
 
@@ -22,6 +22,9 @@ from changeover.engines.embedded.openai import (
     usage_of,
 )
 from changeover.engines.embedded.service import Loaded, Service, Stage
+
+if TYPE_CHECKING:
+    from changeover.engines.embedded.sequence import Sequence
 
 log = logging.getLogger("changeover.embedded")
 
@@ -133,7 +136,7 @@ class Routes:
         async for event in self._service.generate(loaded, sequence):
             parts.append(event.text)
             reason = event.finish_reason or reason
-        answer = shape.whole("".join(parts), reason, usage_of(len(sequence.prompt_ids), sequence.generated))
+        answer = shape.whole("".join(parts), reason, final_usage(sequence))
         if request.capture_name is not None:
             answer["capture"] = await self._service.write_capture(sequence, request.capture_name)
         return web.json_response(answer)
@@ -158,7 +161,7 @@ class Routes:
                             else None
                         )
                         await _send(response, shape.chunk(event.text, event.finish_reason, so_far))
-            usage = usage_of(len(sequence.prompt_ids), sequence.generated) if request.include_usage else None
+            usage = final_usage(sequence) if request.include_usage else None
             if usage is not None or request.capture_name is not None:
                 tail = shape.last_chunk(usage)
                 if request.capture_name is not None:
@@ -175,6 +178,14 @@ class Routes:
             await _send(response, RequestRefused(f"the capture failed: {error}", status=500).to_json())
         await response.write_eof()
         return response
+
+
+def final_usage(sequence: Sequence) -> dict[str, Any]:
+    """The counts of a finished request; of one that was served with a drafter, its ``speculation`` too."""
+    usage: dict[str, Any] = usage_of(len(sequence.prompt_ids), sequence.generated)
+    if (speculation := sequence.speculation) is not None:
+        usage["speculation"] = speculation
+    return usage
 
 
 async def _send(response: web.StreamResponse, value: dict[str, Any]) -> None:

@@ -14,12 +14,20 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch import nn
 
-from changeover.engines.embedded.packed import PackedBatch, Segment, SequenceCache, attend, commit, pack
+from changeover.engines.embedded.packed import (
+    PackedBatch,
+    Segment,
+    SequenceCache,
+    commit,
+    pack,
+    packed_attention,
+)
 from changeover.engines.embedded.sequence import Sequence as RequestSequence
 from changeover.engines.embedded.target import TargetModel, TargetOutput
 from changeover.machine.errors import InvalidInput
@@ -27,6 +35,7 @@ from changeover.machine.errors import InvalidInput
 log = logging.getLogger("changeover.embedded")
 
 ARCHITECTURE = "LlamaForCausalLMEagle3"
+_LAYER_0 = SimpleNamespace(layer_idx=0)
 
 
 @dataclass(frozen=True)
@@ -149,11 +158,8 @@ class Eagle3Network(nn.Module):
         value = attention.v_proj(joined).view(shape).transpose(1, 2)
         cos, sin = rotary(joined, batch.position_ids)
         query, key = apply_rotary_pos_emb(query, key, cos, sin)
-        attended = torch.empty_like(query)
-        for segment, start, end in batch.with_rows():
-            keys, values = segment.cache.append(0, key[0, :, start:end], value[0, :, start:end])
-            attended[0, :, start:end] = attend(query[0, :, start:end], keys, values, None)
-        state = state + attention.o_proj(attended.transpose(1, 2).reshape(rows, -1))
+        attended, _ = packed_attention(_LAYER_0, query, key, value, None, packed_batch=batch)
+        state = state + attention.o_proj(attended.reshape(rows, -1))
         result: torch.Tensor = state + layer.mlp(layer.post_attention_layernorm(state))
         return result
 

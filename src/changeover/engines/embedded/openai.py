@@ -262,7 +262,7 @@ class ResponseShape:
     model: str
     chat: bool
 
-    def whole(self, text: str, finish_reason: str, usage: Mapping[str, int]) -> dict[str, Any]:
+    def whole(self, text: str, finish_reason: str, usage: Mapping[str, Any]) -> dict[str, Any]:
         choice: dict[str, Any] = {"index": 0, "finish_reason": finish_reason, "logprobs": None}
         if self.chat:
             choice["message"] = {"role": "assistant", "content": text}
@@ -275,12 +275,12 @@ class ResponseShape:
         """Chat streams open with the role."""
         return self._chunk({"role": "assistant", "content": ""}, None) if self.chat else None
 
-    def chunk(self, text: str, finish_reason: str | None, usage: Mapping[str, int] | None) -> dict[str, Any]:
+    def chunk(self, text: str, finish_reason: str | None, usage: Mapping[str, Any] | None) -> dict[str, Any]:
         """``usage`` so far, where the client asked for it (``continuous_usage_stats``, as in vLLM)."""
         chunk = self._chunk({"content": text} if self.chat else text, finish_reason)
         return chunk if usage is None else {**chunk, "usage": dict(usage)}
 
-    def last_chunk(self, usage: Mapping[str, int] | None) -> dict[str, Any]:
+    def last_chunk(self, usage: Mapping[str, Any] | None) -> dict[str, Any]:
         """No choices; ``usage`` where the client asked for it."""
         kind = "chat.completion.chunk" if self.chat else "text_completion"
         tail: dict[str, Any] = {**self._head(kind), "choices": []}

@@ -21,7 +21,7 @@ FIRST_CAPACITY_TOKENS = 256
 
 
 class SequenceCache:
-    """Keys and values of one sequence, all layers: ``[layers, 2, kv_heads, capacity, head_dim]``.
+    """Keys and values of one sequence, all layers: ``[layers, 2, 1, kv_heads, capacity, head_dim]``.
 
     ``length`` counts the tokens that are valid; what lies behind it is overwritten by the next segment.
     """
@@ -29,14 +29,18 @@ class SequenceCache:
     def __init__(
         self, *, layers: int, kv_heads: int, head_dim: int, dtype: torch.dtype, device: torch.device
     ) -> None:
-        self._store = torch.empty(
-            (layers, 2, kv_heads, FIRST_CAPACITY_TOKENS, head_dim), dtype=dtype, device=device
-        )
+        shape = (layers, 2, 1, kv_heads, FIRST_CAPACITY_TOKENS, head_dim)
+        self._use(torch.empty(shape, dtype=dtype, device=device))
         self.length = 0
+
+    def _use(self, store: torch.Tensor) -> None:
+        self._store = store
+        # Views made once: at small batches making them anew for every layer and token costs as much as attention.
+        self.layers = [(layer[0], layer[1]) for layer in store.unbind(0)]
 
     @property
     def capacity(self) -> int:
-        return self._store.shape[3]
+        return self._store.shape[4]
 
     def reserve(self, tokens: int) -> None:
         """Make room for ``tokens`` in all, doubling so that copying stays linear in the final length."""
@@ -45,23 +49,22 @@ class SequenceCache:
         capacity = self.capacity
         while capacity < tokens:
             capacity *= 2
-        layers, two, kv_heads, _, head_dim = self._store.shape
-        grown = self._store.new_empty((layers, two, kv_heads, capacity, head_dim))
-        grown[:, :, :, : self.length] = self._store[:, :, :, : self.length]
-        self._store = grown
+        old = self._store
+        grown = old.new_empty((*old.shape[:4], capacity, old.shape[5]))
+        grown[:, :, :, :, : self.length] = old[:, :, :, :, : self.length]
+        self._use(grown)
 
     def append(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Write ``[kv_heads, new, head_dim]`` behind the valid tokens; return all keys and values, the new
-        included.
+        included, as ``[1, kv_heads, total, head_dim]``.
 
-        ``length`` does not move: every layer writes the same tokens, and the caller commits them once at the
-        end.
+        ``length`` does not move: every layer writes the same tokens, and the caller commits them once at the end.
         """
         end = self.length + key.shape[1]
-        keys, values = self._store[layer, 0, :, :end], self._store[layer, 1, :, :end]
-        keys[:, self.length :] = key
-        values[:, self.length :] = value
-        return keys, values
+        all_keys, all_values = self.layers[layer]
+        all_keys[0, :, self.length : end] = key
+        all_values[0, :, self.length : end] = value
+        return all_keys[:, :, :end], all_values[:, :, :end]
 
 
 @dataclass(frozen=True)
@@ -83,6 +86,11 @@ class PackedBatch:
     starts: tuple[int, ...]
     input_ids: torch.Tensor
     position_ids: torch.Tensor
+
+    @property
+    def decoding(self) -> bool:
+        """Whether every segment is a single token."""
+        return len(self.segments) == self.starts[-1]
 
     def rows(self, index: int) -> slice:
         return slice(self.starts[index], self.starts[index + 1])
@@ -130,17 +138,8 @@ def attend(
     result has the query's shape. Query heads are grouped over the key heads by a view, so no key is copied.
     """
     heads, new, head_dim = query.shape
-    kv_heads, total, _ = keys.shape
-    grouped = query.view(kv_heads, heads // kv_heads, new, head_dim)
-    if new == 1:
-        # One query position: the group's heads act as query rows of one head, and every key is in the past.
-        if window is not None and total > window:
-            keys, values = keys[:, -window:], values[:, -window:]
-        attended = functional.scaled_dot_product_attention(
-            grouped.transpose(1, 2), keys.unsqueeze(1), values.unsqueeze(1), scale=scale
-        )
-        return attended.transpose(1, 2).reshape(heads, new, head_dim)
-    shape = (kv_heads, heads // kv_heads, total, head_dim)
+    _, kv_heads, total, _ = keys.shape
+    group = heads // kv_heads
     mask, causal = None, new == total
     if not causal or (window is not None and total > window):
         query_at = torch.arange(total - new, total, device=query.device).unsqueeze(1)
@@ -148,15 +147,50 @@ def attend(
         mask, causal = key_at <= query_at, False
         if window is not None:
             mask &= key_at > query_at - window
+    shape = (kv_heads, group, total, head_dim)
     attended = functional.scaled_dot_product_attention(
-        grouped,
-        keys.unsqueeze(1).expand(shape),
-        values.unsqueeze(1).expand(shape),
+        query.view(kv_heads, group, new, head_dim),
+        keys[0].unsqueeze(1).expand(shape),
+        values[0].unsqueeze(1).expand(shape),
         attn_mask=mask,
         is_causal=causal,
         scale=scale,
     )
     return attended.reshape(heads, new, head_dim)
+
+
+def attend_decoding(
+    batch: PackedBatch,
+    layer: int,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    scale: float | None,
+    window: int | None,
+) -> torch.Tensor:
+    """The same where every segment is one token: ``[heads, rows, head_dim]`` in, ``[rows, heads, head_dim]`` out.
+
+    The heads of a group act as query rows of one key head, so nothing is masked and no key is repeated. Few small
+    operations a sequence: they are what a step of many sequences spends its time on beside the weights.
+    """
+    heads, rows, head_dim = query.shape
+    kv_heads = key.shape[0]
+    grouped = query.transpose(0, 1).reshape(rows, kv_heads, heads // kv_heads, head_dim)
+    attended = []
+    for segment, one_query, one_key, one_value in zip(
+        batch.segments, grouped.unsqueeze(1).unbind(0), key.unbind(1), value.unbind(1), strict=True
+    ):
+        at = segment.cache.length
+        keys, values = segment.cache.layers[layer]
+        keys[0, :, at] = one_key
+        values[0, :, at] = one_value
+        start = 0 if window is None else max(0, at + 1 - window)
+        attended.append(
+            functional.scaled_dot_product_attention(
+                one_query, keys[:, :, start : at + 1], values[:, :, start : at + 1], scale=scale
+            )
+        )
+    return torch.cat(attended).view(rows, heads, head_dim)
 
 
 def packed_attention(
@@ -177,6 +211,9 @@ def packed_attention(
     ``[1, rows, heads, head_dim]``. ``packed_batch`` comes through the model's keyword arguments.
     """
     layer = module.layer_idx
+    if packed_batch.decoding:
+        rows = attend_decoding(packed_batch, layer, query[0], key[0], value[0], scaling, sliding_window)
+        return rows.unsqueeze(0), None
     output = torch.empty_like(query)
     for segment, start, end in packed_batch.with_rows():
         keys, values = segment.cache.append(layer, key[0, :, start:end], value[0, :, start:end])

@@ -184,14 +184,17 @@ class Scheduler:
         return deliveries
 
     def _count(self, plan: Plan, taken: int, first: bool) -> None:
-        counters = self._counters
+        counters, sequence = self._counters, plan.sequence
         counters.generation_tokens += taken
         if first:
-            counters.prompt_tokens += len(plan.sequence.prompt_ids)
+            counters.prompt_tokens += len(sequence.prompt_ids)
         if plan.drafted:
             counters.spec_drafts += 1
             counters.spec_draft_tokens += len(plan.drafted)
             counters.spec_accepted_tokens += taken - 1
+            sequence.drafts += 1
+            sequence.draft_tokens += len(plan.drafted)
+            sequence.accepted_tokens += taken - 1
 
 
 def _take(sequence: Sequence, chosen: Iterable[int]) -> tuple[str, int]:

@@ -30,7 +30,8 @@ class Generated:
 class Sequence:
     """A request's tokens, cache and text. Only the scheduler's thread touches it after submission.
 
-    ``token_ids`` holds prompt and generated tokens; ``cache.length`` says how many of them were fed.
+    ``token_ids`` holds prompt and generated tokens; ``cache.length`` says how many of them were fed. ``drafts``,
+    ``draft_tokens`` and ``accepted_tokens`` count as the server's ``Counters`` do, for this request alone.
     """
 
     prompt_ids: list[int]
@@ -41,6 +42,9 @@ class Sequence:
     cache: SequenceCache | None = None
     draft: DraftState | None = None
     cancelled: bool = False
+    drafts: int = 0
+    draft_tokens: int = 0
+    accepted_tokens: int = 0
     finish_reason: str | None = None
     token_ids: list[int] = field(init=False)
 
@@ -57,6 +61,17 @@ class Sequence:
     @property
     def remaining(self) -> int:
         return self.params.max_tokens - self.generated
+
+    @property
+    def speculation(self) -> dict[str, int] | None:
+        """What was drafted for this request and accepted; None when it is served without a drafter."""
+        if self.draft is None:
+            return None
+        return {
+            "drafts": self.drafts,
+            "draft_tokens": self.draft_tokens,
+            "accepted_tokens": self.accepted_tokens,
+        }
 
     def accept(self, token_id: int) -> str:
         """Take one generated token; set ``finish_reason`` if it is the last one; return the text it
