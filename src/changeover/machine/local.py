@@ -10,7 +10,6 @@ import subprocess
 import threading
 import types
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -100,8 +99,7 @@ class LocalMachine:
         return tuple(
             Holder(process.identity, held)
             for process in self.processes().values()
-            for held in read_open_paths(process.pid)
-            if held.path.startswith(wanted)
+            for held in read_open_paths(process.pid, prefixes=wanted)
         )
 
     def spawn(self, argv: Sequence[str], *, env: Mapping[str, str], cwd: Path, log: Path) -> ProcessIdentity:
@@ -222,6 +220,8 @@ class LocalMachine:
     def fresh_contexts(self, uuids: Sequence[str], timeout_s: float) -> tuple[ContextReading, ...]:
         if not uuids:
             return ()
+        from concurrent.futures import ThreadPoolExecutor  # 10 ms that a machine without a GPU need not pay
+
         with ThreadPoolExecutor(len(uuids)) as pool:
             return tuple(pool.map(lambda uuid: read_fresh_context(uuid, timeout_s), uuids))
 

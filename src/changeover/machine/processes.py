@@ -179,20 +179,23 @@ def redacted(argv: tuple[str, ...], limit: int = 120) -> str:
     return text if len(text) <= limit else text[: limit - 3] + "..."
 
 
-def read_open_paths(pid: int, proc: Path = PROC) -> tuple[OpenPath, ...]:
-    """Everything a process has open or mapped.
+def read_open_paths(
+    pid: int, proc: Path = PROC, *, prefixes: tuple[str, ...] = ("",)
+) -> tuple[OpenPath, ...]:
+    """What a process has open or mapped, of the paths that start with one of the prefixes.
 
     ``/proc/PID/fd`` is asked first. It is empty when the main thread has ended, and then every thread's own
-    ``task/TID/fd`` is read; doing so always would cost (threads x descriptors) for a server with hundreds
-    of both. Other users' processes answer with nothing unless we are root.
+    ``task/TID/fd`` is read; doing so always would cost (threads x descriptors) for a server with hundreds of both.
+    Other users' processes answer with nothing unless we are root.
     """
     folder = proc / str(pid)
-    found = list(_descriptors(folder))
-    if not found:
+    found = list(_descriptors(folder, prefixes))
+    found.extend(_mappings(folder, prefixes))
+    if not found and not _names(folder / "fd"):
         for task in _names(folder / "task"):
-            found.extend(_descriptors(folder / "task" / task))
-            found.extend(_mappings(folder / "task" / task))
-    return (*dict.fromkeys(found), *dict.fromkeys(_mappings(folder)))
+            found.extend(_descriptors(folder / "task" / task, prefixes))
+            found.extend(_mappings(folder / "task" / task, prefixes))
+    return tuple(dict.fromkeys(found))
 
 
 def _living_tasks(folder: Path) -> int:
@@ -213,11 +216,13 @@ def _names(folder: Path) -> list[str]:
         return []
 
 
-def _descriptors(folder: Path) -> Iterator[OpenPath]:
+def _descriptors(folder: Path, prefixes: tuple[str, ...]) -> Iterator[OpenPath]:
     base = str(folder)  # text, since joining Paths costs more than the system calls do
     for number in _names(folder / "fd"):
         try:
             target = os.readlink(f"{base}/fd/{number}")  # noqa: PTH115 - the kernel's text, not a path
+            if not target.startswith(prefixes):
+                continue
             writable = target.startswith("/") and _is_writable(folder / "fdinfo" / number)
         except OSError:
             continue
@@ -231,15 +236,15 @@ def _is_writable(fdinfo: Path) -> bool:
     return False
 
 
-def _mappings(folder: Path) -> Iterator[OpenPath]:
-    """Mapped files under /dev only (segments and devices): libraries are no evidence and there are
-    hundreds.
-    """
+def _mappings(folder: Path, prefixes: tuple[str, ...]) -> Iterator[OpenPath]:
+    """Mapped files under /dev only (segments and devices): libraries are no evidence and there are hundreds."""
     try:
-        text = (folder / "maps").read_text(errors="replace")
+        raw = (folder / "maps").read_bytes()
     except OSError:
         return
-    for line in text.splitlines():
+    if b" /dev/" not in raw:
+        return
+    for line in raw.decode(errors="replace").splitlines():
         fields = line.split(maxsplit=5)
-        if len(fields) == 6 and fields[5].startswith("/dev/"):
+        if len(fields) == 6 and fields[5].startswith("/dev/") and fields[5].startswith(prefixes):
             yield OpenPath(fields[5], writable="w" in fields[1] and "s" in fields[1], mapped=True)
