@@ -145,6 +145,27 @@ def test_accepted_drafts_change_no_token_and_save_steps(
     assert 0 <= by_steps - (counters.spec_drafts + counters.spec_accepted_tokens) <= len(PROMPTS)
 
 
+@pytest.mark.parametrize("drafter", [{"seed": 0}, {"only_token": 0}])
+def test_figures_of_the_requests_add_up_to_the_counters(
+    plain: Bench, tmp_path: Path, drafter: dict[str, int]
+) -> None:
+    bench = drafting(plain, tmp_path / "drafter", **drafter)
+    if "only_token" in drafter:
+        bench.target.model.lm_head.weight.zero_()  # every draft is accepted, up to the end of an answer
+    sequences = [bench.sequence(prompt, 10 + 7 * n) for n, prompt in enumerate(PROMPTS)]
+    sampled = bench.sequence(PROMPTS[0], 20, temperature=1.0, seed=5)
+    bench.run([*sequences, sampled])
+    told = [sequence.speculation for sequence in sequences]
+    counters = bench.counters
+    for name in ("drafts", "draft_tokens", "accepted_tokens"):
+        figures = [one[name] for one in told if one is not None]
+        assert len(figures) == len(PROMPTS) and sum(figures) == getattr(counters, f"spec_{name}")
+    for sequence, one in zip(sequences, told, strict=True):
+        # the first token comes from the prompt; a few verify steps drafted nothing
+        assert one is not None and 0 < one["drafts"] + one["accepted_tokens"] <= sequence.generated - 1
+    assert sampled.speculation is None
+
+
 def test_the_end_of_an_answer_inside_accepted_drafts_cuts_it(plain: Bench, tmp_path: Path) -> None:
     """A target that always says token 0, and a drafter that always drafts it."""
     bench = drafting(plain, tmp_path / "drafter", only_token=0)

@@ -71,6 +71,7 @@ def test_a_completion_and_its_stream_say_the_same(server: RunningServer) -> None
     assert whole["choices"][0]["finish_reason"] == "length"
     assert whole["usage"]["completion_tokens"] == 24
     assert whole["usage"]["total_tokens"] == whole["usage"]["prompt_tokens"] + 24
+    assert "speculation" not in whole["usage"]
     events = server.stream("/v1/completions", {**body, "stream_options": {"include_usage": True}})
     assert "".join(event["choices"][0]["text"] for event in events[:-1]) == whole["choices"][0]["text"]
     assert events[-2]["choices"][0]["finish_reason"] == "length"
@@ -211,10 +212,13 @@ def test_capture_without_a_folder_is_refused(tiny_model_dir: Path, tmp_path: Pat
         assert status == 400 and "--capture-dir" in answer["error"]["message"]
         _, answer = server.post("/v1/completions", {**LONG, "max_tokens": 30})
         assert answer["usage"]["completion_tokens"] == 30
-        drafts, drafted = (
-            server.metric(f"spec_decode_num_{name}_total") for name in ("drafts", "draft_tokens")
-        )
-        accepted = server.metric("spec_decode_num_accepted_tokens_total")
+        told = answer["usage"]["speculation"]
+        assert told == {name: server.metric(f"spec_decode_num_{name}_total") for name in told}
+        drafts, drafted, accepted = (told[name] for name in ("drafts", "draft_tokens", "accepted_tokens"))
+        options = {"include_usage": True, "continuous_usage_stats": True}
+        events = server.stream("/v1/completions", {**LONG, "max_tokens": 30, "stream_options": options})
+        assert events[-1]["usage"] == answer["usage"]
+        assert all("speculation" not in event["usage"] for event in events[:-1])
         assert drafts > 0 and drafted <= 2 * drafts and 28 <= drafts + accepted <= 29
 
 
