@@ -404,3 +404,43 @@ def test_dynamo_1889_ctrl_c_during_a_teardown_takes_effect_after_it(tmp_path: Pa
         child.send_signal(signal.SIGINT)
         rest = child.stdout.read()
     assert rest == "interrupted\n" and not nasty.alive(pid)
+
+
+_RECYCLED = """
+import json, os, signal, subprocess, sys, time
+from pathlib import Path
+from changeover.machine.local import LocalMachine
+from changeover.teardown.clear import clear
+from changeover.teardown.footprint import Target, take_baseline
+from tests.machine import nasty
+machine = LocalMachine()
+baseline = take_baseline(machine)
+one = nasty.start(machine, Path(sys.argv[1]), "willing", cookie="secret")
+target, hold = one.owned.target("server"), machine.open(one.owned.identity)
+os.kill(one.pid, signal.SIGKILL)
+while one.owned.exit_code() is None:
+    time.sleep(0.01)
+machine.reap(one.owned.identity)
+time.sleep(0.05)
+Path("/proc/sys/kernel/ns_last_pid").write_text(str(one.pid - 1))
+stranger = subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(600)"], start_new_session=True)
+clearance = clear(machine, [target], baseline)
+print(json.dumps({"same_pid": stranger.pid == one.pid, "lives": stranger.poll() is None,
+                  "signals": len(clearance.signals), "old_hold": machine.signal(hold, signal.SIGTERM).value}))
+stranger.kill()
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="a PID namespace of one's own needs root")
+def test_wazuh_38733_the_kernel_gives_our_pid_and_session_number_to_a_stranger(tmp_path: Path) -> None:
+    """wazuh/wazuh PR #38733, for real: in a PID namespace the next pid can be chosen (ns_last_pid)."""
+    root = Path(__file__).parents[2]
+    done = subprocess.run(
+        ["unshare", "--pid", "--fork", "--mount-proc", sys.executable, "-c", _RECYCLED, str(tmp_path)],
+        cwd=root,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == {"same_pid": True, "lives": True, "signals": 0, "old_hold": "gone"}

@@ -10,20 +10,9 @@ from hypothesis import strategies as st
 
 from changeover.machine.processes import ProcessIdentity
 from changeover.teardown.budgets import Budgets
+from changeover.teardown.moves import BeginDrain, Facts, ListHolders, Member, Role, Signal
 from changeover.teardown.ownership import Proof
-from changeover.teardown.stages import (
-    LEGAL_MOVES,
-    BeginDrain,
-    Facts,
-    ListHolders,
-    Member,
-    Role,
-    Signal,
-    Stage,
-    State,
-    begin,
-    step,
-)
+from changeover.teardown.stages import LEGAL_MOVES, Stage, State, begin, step
 
 BUDGETS = Budgets()
 

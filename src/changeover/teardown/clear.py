@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from dataclasses import replace
 
 from changeover.machine.gpus import GpuReading, Presence
 from changeover.machine.processes import ProcessIdentity
@@ -15,55 +14,18 @@ from changeover.teardown.budgets import Budgets
 from changeover.teardown.clearance import Clearance, Refusal, SignalRecord, StageRecord, overall
 from changeover.teardown.footprint import Baseline, Target
 from changeover.teardown.inventory import Found, Inventory, segments_held, take_inventory
+from changeover.teardown.moves import BeginDrain, Facts, ListHolders, Member, Role, Signal
+from changeover.teardown.observer import MachineSample, Observer, SilentObserver
 from changeover.teardown.probes import Question, Verification
-from changeover.teardown.stages import BeginDrain, Facts, ListHolders, Member, Role, Signal, Stage, State
+from changeover.teardown.stages import Stage, State
 from changeover.teardown.verify import Survivor
+
+__all__ = ["MachineSample", "Observer", "SilentObserver", "clear", "observe"]
 
 _QUICK_LOOK_S = 0.02
 _DEVICES = ("/dev/nvidia", "/dev/kfd", "/dev/dri/renderD")
 _SAMPLING_TIMEOUT_S = 3.0  # a driver that hangs must not hold up the killing; verification is more patient
 _SAMPLING_SHARE = 0.1  # of the time left, at most
-
-
-@dataclass(frozen=True)
-class MachineSample:
-    """What the targets held at one moment, ``t_s`` seconds after the start of the changeover."""
-
-    t_s: float
-    processes: int
-    rss_mib: float
-    gpus: tuple[tuple[str, float], ...]  # (uuid, used MiB); empty where not read this time
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "t_s": round(self.t_s, 3),
-            "processes": self.processes,
-            "rss_mib": round(self.rss_mib, 1),
-            "gpus": [{"uuid": uuid, "used_mib": round(used, 1)} for uuid, used in self.gpus],
-        }
-
-
-class Observer(Protocol):
-    """Who writes it down. ``intent`` returns only when the line is on disk: the signal follows it."""
-
-    def stage(self, record: StageRecord) -> None: ...
-
-    def intent(self, record: SignalRecord) -> None: ...
-
-    def sample(self, sample: MachineSample) -> None: ...
-
-
-class SilentObserver:
-    """For callers who read the clearance only."""
-
-    def stage(self, record: StageRecord) -> None:
-        pass
-
-    def intent(self, record: SignalRecord) -> None:
-        pass
-
-    def sample(self, sample: MachineSample) -> None:
-        pass
 
 
 def observe(machine: Machine, target: Target) -> Target:

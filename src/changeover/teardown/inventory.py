@@ -16,8 +16,8 @@ from changeover.machine.shm import Segment
 from changeover.teardown.clearance import Refusal
 from changeover.teardown.footprint import Target
 from changeover.teardown.guard import forbidden, untouchable
+from changeover.teardown.moves import Role
 from changeover.teardown.ownership import Proof, Sight, of_another_run, prove_all
-from changeover.teardown.stages import Role
 
 _TRACKER_MODULE = "multiprocessing.resource_tracker"
 

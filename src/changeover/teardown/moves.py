@@ -1,0 +1,61 @@
+"""What the state machine sees and what it may order: facts in, actions out."""
+
+from __future__ import annotations
+
+import signal
+from dataclasses import dataclass
+from enum import StrEnum
+
+from changeover.machine.processes import ProcessIdentity
+from changeover.teardown.ownership import Proof
+
+
+class Role(StrEnum):
+    """What a process is to the teardown."""
+
+    LEADER = "leader"
+    MEMBER = "member"
+    TRACKER = "tracker"  # multiprocessing's: unlinks segments when everybody else is gone; killed last
+
+
+@dataclass(frozen=True)
+class Member:
+    """A process of ours that is alive now, and may be signalled."""
+
+    identity: ProcessIdentity
+    role: Role
+    proof: Proof
+    dumping_core: bool = False
+
+
+@dataclass(frozen=True)
+class Facts:
+    """One look at the machine: ``members`` alive and signallable, ``running`` requests, where the engine
+    says.
+    """
+
+    members: tuple[Member, ...]
+    can_drain: bool = False
+    running: int | None = None
+
+
+@dataclass(frozen=True)
+class Signal:
+    """An order: send this to that process."""
+
+    identity: ProcessIdentity
+    number: signal.Signals
+    proof: Proof
+
+
+@dataclass(frozen=True)
+class BeginDrain:
+    """An order: ask the servers to refuse new work."""
+
+
+@dataclass(frozen=True)
+class ListHolders:
+    """An order: find out who has a GPU's device file open."""
+
+
+Action = Signal | BeginDrain | ListHolders
