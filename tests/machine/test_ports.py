@@ -51,3 +51,15 @@ def test_asking_leaves_nothing_behind() -> None:
     port = nasty.free_port()
     assert read_port(port).bindable and read_port(port).bindable
     assert port not in {one.port for one in read_listeners()}
+
+
+def test_nccl_1808_a_live_listener_is_never_connected_to() -> None:
+    """NVIDIA/nccl #1808, #1936: a stray connection to the bootstrap port hangs the proxy thread."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.setblocking(False)
+        port = server.getsockname()[1]
+        read_port(port)
+        (listener,) = [one for one in read_listeners() if one.port == port]
+        LocalMachine().holders([f"socket:[{listener.inode}]"])
+        with pytest.raises(BlockingIOError):
+            server.accept()
