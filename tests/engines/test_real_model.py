@@ -32,7 +32,12 @@ def server(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
 
 
 def ask(server: RunningServer, question: str, **more: Any) -> dict[str, Any]:
-    body = {"messages": [{"role": "user", "content": question}], "temperature": 0, "max_tokens": TOKENS, **more}
+    body = {
+        "messages": [{"role": "user", "content": question}],
+        "temperature": 0,
+        "max_tokens": TOKENS,
+        **more,
+    }
     status, answer = server.post("/v1/chat/completions", body)
     assert status == 200, answer
     return answer
