@@ -77,9 +77,9 @@ class FakeServer:
         self.at_once += 1
         self.most_at_once = max(self.most_at_once, self.at_once)
         try:
+            await asyncio.sleep(self.delay_s)
             if self.die_after is not None and sum(self.answered.values()) >= self.die_after:
                 return web.json_response({"error": {"message": "draining"}}, status=503)
-            await asyncio.sleep(self.delay_s)
             if "poison" in text:
                 return web.json_response({"error": {"message": "prompt too long"}}, status=400)
             if "flaky" in text and self.asked[text] < 3:
