@@ -16,7 +16,9 @@ from changeover.pipeline.journal import read_events
 from changeover.pipeline.state import RunVerdict, read_state
 
 # each job leaves a line a time that it ran to its end, so that "not repeated" is counted by the job itself
-WORK = "open('../../../../did', 'a').write(__import__('os').path.basename(__import__('os').getcwd()) + chr(10))"
+WORK = (
+    "open('../../../../did', 'a').write(__import__('os').path.basename(__import__('os').getcwd()) + chr(10))"
+)
 SLEEP = "__import__('time').sleep(600)"
 
 

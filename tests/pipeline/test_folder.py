@@ -8,8 +8,9 @@ import pytest
 
 from changeover.machine.errors import InvalidInput
 from changeover.pipeline.folder import RunBusy, RunFolder, create_run, find_run, list_runs
-from changeover.pipeline.follow import Tail, log_tail, read_progress
+from changeover.pipeline.follow import Tail, Throttle, log_tail, read_progress
 from changeover.pipeline.outputs import changed_outputs, record_outputs, write_json
+from changeover.pipeline.working import prepare_folder
 
 HOLD = """
 import sys, time
@@ -120,3 +121,22 @@ def test_the_tail_of_a_log_is_its_last_lines(tmp_path):
     (tmp_path / "log").write_text("\n".join(str(number) for number in range(100)))
     assert log_tail(tmp_path / "log", 2) == "98\n99"
     assert log_tail(tmp_path / "none") == ""
+
+
+def test_a_job_folder_stays_for_the_same_question_and_is_set_aside_for_another(tmp_path):
+    folder = prepare_folder(tmp_path / "train", "digest")
+    write_json(folder / "job.json", {"digest": "digest"})
+    (folder / "checkpoint").write_text("precious")
+    assert (prepare_folder(folder, "digest") / "checkpoint").exists()
+    assert not (prepare_folder(folder, "another") / "checkpoint").exists()
+    assert (tmp_path / "train.replaced-1" / "checkpoint").read_text() == "precious"
+
+
+def test_progress_is_thinned_as_a_job_gets_long():
+    now = [0.0]
+    due = Throttle(lambda: now[0], period_s=1.0, share=1 / 600)
+    let_through = 0
+    for second in range(10 * 3600):
+        now[0] = float(second)
+        let_through += due.allows("train")
+    assert 600 < let_through < 4000

@@ -110,3 +110,18 @@ def test_an_event_is_on_the_disk_before_its_listener_hears_of_it(tmp_path):
     journal.listen(lambda event: seen.append(read_events(path)[-1] == event))
     journal.append(EventName.CHANGEOVER_SIGNAL, pid=1)
     assert seen == [True]
+
+
+def test_a_view_that_cannot_write_is_dropped_and_the_run_goes_on(tmp_path):
+    journal = Journal(tmp_path / "journal.jsonl", SystemClock())
+    calls = []
+
+    def closed_terminal(event):
+        calls.append(event)
+        raise BrokenPipeError
+
+    journal.listen(closed_terminal)
+    journal.append(EventName.RUN_STARTED, run_id="r")
+    journal.append(EventName.PHASE_STARTED, phase="p")
+    assert len(calls) == 1
+    assert len(read_events(tmp_path / "journal.jsonl")) == 2

@@ -5,6 +5,8 @@ import pytest
 from changeover.machine.errors import InvalidInput, NotSupported
 from changeover.pipeline.load import load_pipeline
 from changeover.pipeline.plan import make_plan, refuse_if_impossible
+from changeover.pipeline.plan_text import plan_text
+from changeover.states.prompts import is_held_out, read_prompts
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 TIB = 2**40
@@ -24,7 +26,7 @@ def test_the_reference_run_is_planned_to_the_byte(kimi, tmp_path):
     plan = make_plan(kimi, tmp_path, tmp_path, free_bytes=2 * TIB)
     assert plan.refusals == ()
     assert plan.disk_bytes == 992_051_200_000
-    text = plan.to_text()
+    text = plan_text(plan)
     for words in (
         "923.9 GiB",
         "17,300,000 tokens",
@@ -82,3 +84,27 @@ def test_a_plan_is_strict_json(kimi, tmp_path):
     import json
 
     json.dumps(make_plan(kimi, tmp_path, tmp_path, free_bytes=2 * TIB).to_json(), allow_nan=False)
+
+
+@pytest.mark.parametrize(
+    ("held_out_only", "share", "warmup"), [(False, 0.1, 2), (True, 0.1, 0), (True, 0.5, 3)]
+)
+def test_every_prompt_of_a_bench_is_counted(tmp_path, held_out_only, share, warmup):
+    job = "phases.speculative.jobs.held-out"
+    spec = load_pipeline(
+        EXAMPLES / "laptop.yaml",
+        [f"{job}.requests=all", f"{job}.warmup={warmup}", f"{job}.held_out_only={held_out_only}".lower(),
+         f"phases.capture.jobs.collect.held_out={share}"],
+    )  # fmt: skip
+    ids = [prompt.id for prompt in read_prompts(Path(spec.prompts))]
+    left = sum(is_held_out(one, share) or not held_out_only for one in ids) - warmup
+    planned = make_plan(spec, tmp_path, tmp_path, free_bytes=TIB).phases[3].jobs
+    does = next(job.does for job in planned if job.name == "held-out")
+    assert does.startswith(f"every prompt once ({left}), ")
+
+
+def test_a_bench_that_the_warm_up_leaves_no_prompt_is_refused(tmp_path):
+    job = "phases.speculative.jobs.held-out"
+    spec = load_pipeline(EXAMPLES / "laptop.yaml", [f"{job}.requests=all", f"{job}.warmup=1000000"])
+    with pytest.raises(InvalidInput, match="held out from training"):
+        make_plan(spec, tmp_path, tmp_path, free_bytes=TIB)

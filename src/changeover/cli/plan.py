@@ -27,11 +27,12 @@ def show_plan(
 ) -> None:
     from changeover.pipeline.load import load_pipeline
     from changeover.pipeline.plan import make_plan
+    from changeover.pipeline.plan_text import plan_text
 
     made = make_plan(load_pipeline(pipeline, overrides), models_dir, runs_dir)
     if as_json:
         print_json(made.to_json())
     else:
-        typer.echo(made.to_text())
+        typer.echo(plan_text(made))
     if made.refusals:
         sys.exit(2)

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from changeover.pipeline.context import RunContext
 from changeover.pipeline.journal import Event, EventName, Journal
 from changeover.teardown.clear import MachineSample, clear
 from changeover.teardown.clearance import Clearance, SignalRecord, StageRecord
 from changeover.teardown.footprint import Baseline, Target
+
+if TYPE_CHECKING:
+    from changeover.pipeline.context import RunContext
 
 
 class JournalObserver:

@@ -87,16 +87,23 @@ def log_tail(path: Path, lines: int = 30, most_bytes: int = 32_768) -> str:
 
 
 class Throttle:
-    """Lets a call through at most once in ``period_s``, and always the first of a new ``key``."""
+    """Lets a call of one ``key`` through at most once in ``period_s``.
 
-    def __init__(self, now: Callable[[], float], period_s: float) -> None:
+    With ``share`` the period grows to that share of the time since the beginning, so that ten hours of progress leave
+    a few thousand lines in a journal and not 36,000.
+    """
+
+    def __init__(self, now: Callable[[], float], period_s: float, share: float = 0.0) -> None:
         self._now = now
         self._period_s = period_s
+        self._share = share
+        self._began_s = now()
         self._last: dict[str, float] = {}
 
     def allows(self, key: str) -> bool:
         now = self._now()
-        if now - self._last.get(key, float("-inf")) < self._period_s:
+        period_s = max(self._period_s, self._share * (now - self._began_s))
+        if now - self._last.get(key, float("-inf")) < period_s:
             return False
         self._last[key] = now
         return True

@@ -177,8 +177,11 @@ class Journal:
         return event
 
     def _tell(self, event: Event) -> None:
-        for listener in self._listeners:
-            listener(event)
+        for listener in list(self._listeners):
+            try:
+                listener(event)
+            except OSError:  # a closed terminal, a full disk behind a log: the run goes on without that view
+                self._listeners.remove(listener)
 
     def close(self) -> None:
         os.close(self._fd)

@@ -13,7 +13,7 @@ from changeover.engines.models import ModelFacts, describe_model
 from changeover.engines.registry import get_engine
 from changeover.machine.errors import InvalidInput, NotSupported
 from changeover.pipeline.commands import aux_boundaries, planned_launch
-from changeover.pipeline.estimates import Estimate, disk_refusal, expected_tokens, gib, minutes, states_bytes
+from changeover.pipeline.estimates import Estimate, disk_refusal, expected_tokens, minutes, states_bytes
 from changeover.pipeline.spec import (
     BenchJob,
     CollectJob,
@@ -84,35 +84,6 @@ class Plan:
     @property
     def disk_bytes(self) -> int:
         return sum(job.bytes for phase in self.phases for job in phase.jobs)
-
-    def to_text(self) -> str:
-        """For people."""
-        model = self.model
-        lines = [
-            f"{self.name}: {model.path}",
-            f"  {model.layers} layers, hidden {model.hidden}, vocabulary {model.vocab}, "
-            f"weights {gib(model.weights_bytes)}",
-        ]
-        for phase in self.phases:
-            lines += ["", f"phase {phase.name}", *_server_lines(phase.server)]
-            lines += [line for job in phase.jobs for line in _job_lines(job)]
-            lines.append(
-                "  then      changeover: drain, stop, verify; the next phase starts only when it is clean"
-            )
-        known = [
-            estimate.value
-            for phase in self.phases
-            for estimate in (
-                *(job.minutes for job in phase.jobs),
-                *((phase.server.load_minutes,) if phase.server is not None else ()),
-            )
-        ]
-        total = sum(value for value in known if value is not None)
-        unknown = " (some parts unknown)" if None in known else ""
-        lines += ["", f"disk      {gib(self.disk_bytes)}", f"time      {total:.0f} min{unknown}"]
-        lines += [f"REFUSED   {refusal}" for refusal in self.refusals]
-        lines += [f"not here  {blocker}" for blocker in self.blockers]
-        return "\n".join(lines)
 
 
 def make_plan(
@@ -304,26 +275,3 @@ def _blockers(spec: PipelineSpec) -> list[str]:
         if engine.supports_run
         else [f"engine {spec.engine.kind}: this version plans it, but does not run it yet"]
     )
-
-
-def _server_lines(server: PlannedServer | None) -> list[str]:
-    if server is None:
-        return ["  server    none"]
-    env = " ".join(f"{name}={shlex.quote(value)}" for name, value in sorted(server.env.items()))
-    return [
-        f"  server    {server.engine}, profile {server.profile}, ports {', '.join(map(str, server.ports))}, "
-        f"{gib(server.weights_bytes_per_device)} of weight files a device",
-        f"  command   {(env + ' ') if env else ''}{shlex.join(server.argv)}",
-        f"  load      {_minutes(server.load_minutes)}",
-    ]
-
-
-def _job_lines(job: PlannedJob) -> list[str]:
-    size = f", {gib(job.bytes)}" if job.bytes else ""
-    return [f"  {job.kind:<9} {job.does}{size}", f"            {_minutes(job.minutes)}"]
-
-
-def _minutes(estimate: Estimate) -> str:
-    if estimate.value is None:
-        return f"time {estimate.basis}"
-    return f"{estimate.value:.1f} min ({estimate.basis})" if estimate.value else "no time to speak of"

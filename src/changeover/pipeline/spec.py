@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from changeover.machine.errors import InvalidInput
+from changeover.pipeline.secrets import Arguments, Environment
 
 Name = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_-]{0,40}$")]
 PositiveInt = Annotated[int, Field(ge=1)]
@@ -16,7 +17,8 @@ PositiveFloat = Annotated[float, Field(gt=0)]
 class Section(BaseModel):
     """A part of the file: unknown keys are an error, values do not change after reading."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    # a refused value may be the secret itself: it is not repeated
+    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 
 
 class ModelFactsSpec(Section):
@@ -54,12 +56,8 @@ class EngineSpec(Section):
     max_concurrency: PositiveInt | None = Field(
         None, description="Requests at once; default: the engine's own."
     )
-    flags: tuple[str, ...] = Field(
-        (), description="Further arguments, passed as they are, one list item each."
-    )
-    env: dict[str, str] = Field(
-        default_factory=dict, description="Further environment variables of the server."
-    )
+    flags: Arguments = Field((), description="Further arguments, passed as they are, one list item each.")
+    env: Environment = Field(default_factory=dict, description="Further environment variables of the server.")
 
 
 class ServerSpec(Section):
@@ -79,8 +77,8 @@ class ServerSpec(Section):
     stall_s: PositiveFloat = Field(
         180.0, description="Loading counts as stalled when nothing has moved for so long."
     )
-    flags: tuple[str, ...] = ()
-    env: dict[str, str] = Field(default_factory=dict)
+    flags: Arguments = ()
+    env: Environment = Field(default_factory=dict)
 
     @model_validator(mode="after")
     def _fits_its_profile(self) -> ServerSpec:
@@ -166,8 +164,8 @@ class CommandJob(Section):
 
     kind: Literal["command"]
     name: Name
-    argv: Annotated[tuple[str, ...], Field(min_length=1)]
-    env: dict[str, str] = Field(default_factory=dict)
+    argv: Annotated[Arguments, Field(min_length=1)]
+    env: Environment = Field(default_factory=dict)
 
 
 class HoldJob(Section):

@@ -19,16 +19,17 @@ from changeover.teardown.launch import Owned
 
 _LOOK_S = 0.2
 _PROGRESS_PERIOD_S = 1.0
+_PROGRESS_SHARE = 1 / 600
 
 
 def run_job(
     context: RunContext, index: int, phase: str, job: JobSpec, url: str | None, processes: PhaseProcesses
 ) -> None:
     """Do it and write its result into the journal; raises PhaseFailed where it, or the server under it, ends badly."""
-    folder = context.folder.job(index, phase, job.name)
-    folder.mkdir(parents=True, exist_ok=True)
+    digest = context.state().phase(phase).digest
+    folder = prepare_folder(context.folder.job(index, phase, job.name), digest)
     params = job_params(context, job, folder, url, index)
-    write_json(folder / "job.json", {"kind": job.kind, "params": params})
+    write_json(folder / "job.json", {"kind": job.kind, "digest": digest, "params": params})
     tail = Tail(folder / "progress.jsonl")
     journal, clock = context.journal, context.machine.clock
     named = {"phase": phase, "job": job.name, "kind": job.kind}
@@ -69,11 +70,30 @@ def run_job(
     )
 
 
+def prepare_folder(folder: Path, digest: str) -> Path:
+    """The job's folder, made where it is not there.
+
+    What an earlier try at the same question left stays (states and checkpoints are resumed from); what belongs to
+    another question (other values, other inputs) is moved aside, never mixed and never deleted.
+    """
+    try:
+        asked = json.loads((folder / "job.json").read_text())["digest"]
+    except (FileNotFoundError, ValueError, KeyError):
+        asked = None
+    if folder.exists() and asked != digest:
+        number = next(
+            n for n in range(1, 10_000) if not folder.with_name(f"{folder.name}.replaced-{n}").exists()
+        )
+        folder.rename(folder.with_name(f"{folder.name}.replaced-{number}"))
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
 def _follow(
     context: RunContext, phase: str, job: JobSpec, owned: Owned, tail: Tail, processes: PhaseProcesses
 ) -> int:
     """The job's exit status; raises PhaseFailed where the server dies under it, Interrupted where asked to stop."""
-    due = Throttle(context.machine.clock.monotonic, _PROGRESS_PERIOD_S)
+    due = Throttle(context.machine.clock.monotonic, _PROGRESS_PERIOD_S, _PROGRESS_SHARE)
     while True:
         status = owned.exit_code()  # before the last look at the file, so that no line is missed
         for progress in read_progress(tail.lines()):

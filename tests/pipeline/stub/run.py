@@ -56,7 +56,11 @@ def spec(folder: Path, work: str) -> dict:
         "model": {"path": "/nowhere"},
         "prompts": str(folder / "prompts.txt"),
         "phases": [
-            {"name": "one", "server": {"profile": "production"}, "jobs": [{**job, "name": "a"}, {**job, "name": "b"}]},
+            {
+                "name": "one",
+                "server": {"profile": "production"},
+                "jobs": [{**job, "name": "a"}, {**job, "name": "b"}],
+            },
             {"name": "two", "jobs": [{**job, "name": "c"}]},
         ],
     }
