@@ -6,11 +6,16 @@ import os
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from tests.tiny_model import build_tiny_model
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # no test may reach for a hub, also not by accident
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+# An example that takes long on a busy machine is no defect; what is slow is measured in benchmarks/.
+settings.register_profile("changeover", deadline=None)
+settings.load_profile("changeover")
 
 
 @pytest.fixture(scope="session")
