@@ -29,6 +29,7 @@ class Script:
     role_chunk: bool = True
     usage: bool = True
     usage_in_chunks: bool = True
+    speculation: dict[str, int] | None = None
     cached_tokens: int | None = None
     finish: str | None = "stop"
     status: int = 200
@@ -87,6 +88,8 @@ class MockServer:
                 chunk["usage"] = {"prompt_tokens": 7, "completion_tokens": tokens, "total_tokens": 7 + tokens}
                 if script.cached_tokens is not None:
                     chunk["usage"]["prompt_tokens_details"] = {"cached_tokens": script.cached_tokens}
+                if script.speculation is not None and not choices:
+                    chunk["usage"]["speculation"] = script.speculation
             await response.write(b"data: " + json.dumps(chunk).encode() + b"\n\n")
 
         def choice(text: str, finish: str | None = None) -> dict[str, Any]:

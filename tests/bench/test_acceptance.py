@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import json
+import random
+from typing import Any
+
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from changeover.bench.acceptance import (
+    INTERVAL_METHOD,
     NO_COUNTERS,
+    Acceptance,
     acceptance_between,
     engine_of,
     generated_between,
+    pool_acceptance,
+    prompt_counts,
     read_counters,
     speculation_names,
 )
@@ -115,3 +125,95 @@ def test_generated_tokens_between() -> None:
         is None
     )
     assert generated_between({}, {}) is None
+
+
+def level_repeat(by_request: list[list[int] | None], **counted: int) -> dict[str, Any]:
+    """A repeat whose counters say what its requests say, unless told."""
+    known = [counts for counts in by_request if counts is not None]
+    drafts, accepted = sum(counts[0] for counts in known), sum(counts[1] for counts in known)
+    counts = {"drafts": drafts, "draft_tokens": 3 * drafts, "accepted_tokens": accepted, **counted}
+    return {"acceptance": Acceptance(**counts).to_json(), "acceptance_by_request": by_request}
+
+
+def pooled(*repeats: dict[str, Any], prompts: int) -> dict[str, Any]:
+    found = pool_acceptance(repeats, prompts)
+    assert found is not None
+    assert json.loads(json.dumps(found, allow_nan=False)) == found
+    assert (found["interval"] is None) == (found["interval_method"] is None) == (found["reason"] is not None)
+    return found
+
+
+def test_pooled_acceptance_weighs_by_drafts_and_needs_every_repeat() -> None:
+    parts = [level_repeat([[10, 10]]), level_repeat([[30, 90]])]
+    assert pooled(*parts, prompts=1)["length"] == 3.5
+    assert pool_acceptance([*parts, {"acceptance": None, "acceptance_by_request": [None]}], 1) is None
+
+
+drafting = st.tuples(st.integers(1, 200), st.integers(0, 600)).map(list)
+
+
+@settings(max_examples=30)
+@given(drafting, st.integers(5, 12), st.integers(1, 3))
+def test_prompts_that_are_all_alike_leave_no_doubt(counts: list[int], prompts: int, repeats: int) -> None:
+    found = pooled(*[level_repeat([counts] * prompts)] * repeats, prompts=prompts)
+    assert found["interval"] == [found["length"]] * 2
+    assert found["interval_method"] == INTERVAL_METHOD
+
+
+@settings(max_examples=30)
+@given(st.lists(drafting, min_size=5, max_size=20))
+def test_interval_is_repeatable_and_within_what_the_prompts_show(by_request: list[list[int]]) -> None:
+    found = pooled(level_repeat(by_request), prompts=len(by_request))
+    assert pooled(level_repeat(by_request), prompts=len(by_request)) == found
+    low, high = found["interval"]
+    lengths = [1 + accepted / drafts for drafts, accepted in by_request]
+    assert min(lengths) <= low + 1e-9 and low <= high and high - 1e-9 <= max(lengths)
+
+
+def test_interval_holds_the_true_length_in_about_95_of_100_experiments() -> None:
+    """Lengths that differ between prompts: a step of prompt n keeps each of three tokens with its own chance."""
+    chance = random.Random(5)
+    held = 0
+    for _ in range(100):
+        by_request = []
+        for _ in range(40):
+            kept = chance.uniform(0.2, 0.8)
+            by_request.append([20, sum(chance.random() < kept for _ in range(60))])
+        low, high = pooled(level_repeat(by_request), prompts=40)["interval"]
+        held += low <= 2.5 <= high
+    assert 88 <= held <= 99
+
+
+def test_more_repeats_of_the_same_prompts_make_nothing_surer() -> None:
+    once = level_repeat([[10, accepted] for accepted in (2, 5, 9, 14, 20, 24)])
+    assert pooled(once, prompts=6)["interval"] == pooled(once, once, once, prompts=6)["interval"]
+    cycled = level_repeat([[10, accepted] for accepted in (2, 5, 9, 14, 20, 24)] * 3)
+    assert pooled(cycled, prompts=6)["interval"] == pooled(once, prompts=6)["interval"]
+
+
+def test_counts_of_a_prompt_are_summed_over_its_requests_and_repeats() -> None:
+    repeats = [[[1, 0], [2, 1], [4, 3]], [[8, 5], None, [16, 7]]]
+    assert prompt_counts(repeats, 2) == [(1 + 4 + 8 + 16, 0 + 3 + 5 + 7), (2, 1)]
+
+
+def test_single_prompt_gives_no_interval() -> None:
+    found = pooled(level_repeat([[10, 5]]), prompts=1)
+    assert found["reason"] == "prompts drafted for: 1; an interval needs 5"
+
+
+def test_requests_that_drafted_nothing_do_not_count_as_prompts() -> None:
+    found = pooled(level_repeat([[10, 5], [0, 0], [0, 0], [10, 4], [9, 4]]), prompts=5)
+    assert found["reason"] == "prompts drafted for: 3; an interval needs 5"
+
+
+@pytest.mark.parametrize("by_request", [[None] * 8, []])
+def test_server_without_figures_per_request_gives_no_interval(by_request: list[None]) -> None:
+    found = pooled(level_repeat(list(by_request), drafts=80, accepted_tokens=40), prompts=8)
+    assert found["length"] == 1.5 and found["reason"] == "the server gives no figures per request"
+
+
+def test_figures_of_the_requests_must_add_up_to_the_counters() -> None:
+    """One request was cut off: the server counted its drafts, and nobody can say whose they were."""
+    found = pooled(level_repeat([[10, 5]] * 7 + [None], drafts=80, accepted_tokens=40), prompts=8)
+    assert found["interval"] is None
+    assert found["reason"].startswith("the requests' figures add up to 70 drafts and 35 accepted tokens")

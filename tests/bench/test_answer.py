@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from changeover.bench.acceptance import Acceptance
 from changeover.bench.answer import AnswerReader
 
 
@@ -112,6 +113,18 @@ def test_first_failure_is_the_one_that_is_told() -> None:
 def test_cached_tokens_come_from_the_usage() -> None:
     assert read(usage(1, prompt_tokens_details={"cached_tokens": 2})).cached_tokens == 2
     assert read(usage(1, prompt_tokens_details=None)).cached_tokens is None
+
+
+def test_what_was_drafted_for_the_request_comes_from_the_last_usage() -> None:
+    counts = {"drafts": 4, "draft_tokens": 12, "accepted_tokens": 5}
+    assert read(chunk({"content": "a"}, tokens=1), usage(9, speculation=counts)).speculation == Acceptance(
+        4, 12, 5
+    )
+
+
+@pytest.mark.parametrize("said", [None, [], {}, {"drafts": 4, "draft_tokens": -1, "accepted_tokens": 5}])
+def test_speculation_that_is_not_counts_is_unknown(said: object) -> None:
+    assert read(usage(1, speculation=said)).speculation is None
 
 
 @pytest.mark.parametrize("count", [True, -1, "3", 2.5, None])

@@ -24,9 +24,16 @@ def result(*levels: tuple[int, Sequence[float]], **load: Any) -> dict[str, Any]:
     entries = []
     for concurrency, seconds in levels:
         repeats = [summarise_repeat(_repeat(concurrency, n, s)) for n, s in enumerate(seconds, start=1)]
-        entries.append({"concurrency": concurrency, "repeats": repeats, "summary": summarise_level(repeats)})
+        entries.append(
+            {"concurrency": concurrency, "repeats": repeats, "summary": summarise_level(repeats, 1)}
+        )
     facts = {"prompts_sha256": "aa", "api": "chat", "max_tokens": 100, "temperature": 0.0, "seed": 0}
-    facts |= {"ignore_eos": False, "requests": 1, "concurrency": [level for level, _ in levels]}
+    facts |= {
+        "ignore_eos": False,
+        "requests": 1,
+        "distinct_prompts": 1,
+        "concurrency": [level for level, _ in levels],
+    }
     return {
         "kind": "bench",
         "metric_schema": 1,

@@ -48,6 +48,11 @@ def test_speculative_server_against_plain_one(tiny_model_dir: Path, measure: Mea
     measured = level["acceptance"]["b"]
     # No warm-up and nobody else: the repeats' differences add up to the server's lifetime.
     assert measured["drafts"] == lifetime
+    by_request = [repeat["acceptance_by_request"] for repeat in results[1]["levels"][0]["repeats"]]
+    counts = [counts for repeat in by_request for counts in repeat]
+    assert len(counts) == 2 * 4 and sum(drafts for drafts, _ in counts) == lifetime
+    assert sum(accepted for _, accepted in counts) == measured["accepted_tokens"]
+    assert measured["interval"] is None and measured["reason"].startswith("prompts drafted for: 4")
     # Each request: one token from the prompt, the rest from verify steps; a last single one needs no draft.
     assert 2 * 4 * (24 - 2) <= measured["drafts"] + measured["accepted_tokens"] <= 2 * 4 * (24 - 1)
     json.dumps(comparison, allow_nan=False)

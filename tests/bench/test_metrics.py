@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
+from changeover.bench.acceptance import Acceptance
 from changeover.bench.answer import Answer, Arrival, Failure
 from changeover.bench.metrics import (
     Repeat,
     describe,
     judge_client,
-    pool_acceptance,
     summarise_level,
     summarise_repeat,
     time_answer,
@@ -36,6 +36,7 @@ def answer(
         "prompt_tokens": 5,
         "output_tokens": output_tokens,
         "cached_tokens": None,
+        "speculation": None,
         "failure": None,
     }
     return Answer(**{**facts, **changes})
@@ -149,19 +150,21 @@ def test_client_is_judged_by_its_own_delays() -> None:
 
 def test_level_gives_the_mean_of_its_repeats_with_an_interval() -> None:
     repeats = [summarise_repeat(repeat([answer([0.1, 0.2], [1, 2], 2)], seconds=s)) for s in (1.0, 2.0)]
-    summary = summarise_level(repeats)["output_tok_s"]
+    summary = summarise_level(repeats, 1)["output_tok_s"]
     assert summary["mean"] == pytest.approx(1.5)
     # half width: t(0.975, 1) x s / sqrt(2) = 12.706 x 0.5
     assert summary["interval"] == pytest.approx([1.5 - 6.3531, 1.5 + 6.3531], abs=1e-3)
-    alone = summarise_level(repeats[:1])["output_tok_s"]
+    alone = summarise_level(repeats[:1], 1)["output_tok_s"]
     assert alone["interval"] is None and alone["reason"] == "no interval: one repeat"
 
 
-def test_pooled_acceptance_weighs_by_drafts_and_needs_every_repeat() -> None:
-    parts = [
-        {"acceptance": {"drafts": 10, "draft_tokens": 30, "accepted_tokens": 10}},
-        {"acceptance": {"drafts": 30, "draft_tokens": 90, "accepted_tokens": 90}},
-    ]
-    pooled = pool_acceptance(parts)
-    assert pooled is not None and pooled["length"] == 3.5
-    assert pool_acceptance([*parts, {"acceptance": None}]) is None
+def test_a_level_says_how_sure_its_acceptance_length_is() -> None:
+    """Two repeats of six prompts, which accepted 0 to 5 tokens in ten drafts each."""
+    answers = [answer([0.1], [1], 1, index=n, speculation=Acceptance(10, 30, n)) for n in range(6)]
+    failed = answer([], [], None, index=6, failure=Failure("HTTP 503", "draining"), sent_s=None)
+    one = summarise_repeat(repeat([*answers, failed], acceptance=Acceptance(60, 180, 15)))
+    assert one["acceptance_by_request"] == [*([10, n] for n in range(6)), None]
+    acceptance = summarise_level([one, one], 7)["acceptance"]
+    assert (acceptance["drafts"], acceptance["length"], acceptance["reason"]) == (120, 1.25, None)
+    low, high = acceptance["interval"]
+    assert 1.0 < low < 1.25 < high < 1.5

@@ -168,6 +168,29 @@ def test_tokens_of_a_speculative_server_and_its_acceptance(measure: Measure) -> 
     assert gap_s / 3 * 0.999 < repeat["tpot_s"]["mean"] < gap_s
 
 
+def test_acceptance_of_each_request_stands_in_its_record_and_repeat(measure: Measure, tmp_path: Path) -> None:
+    counts = {"drafts": 10, "draft_tokens": 30, "accepted_tokens": 15}
+    answered = 0
+
+    def metrics() -> str:
+        return "".join(
+            f"changeover:spec_decode_num_{name}_total {value * answered}\n" for name, value in counts.items()
+        )
+
+    def script(_: dict[str, Any], number: int) -> Script:
+        nonlocal answered
+        answered = number + 1
+        return Script(speculation=counts)
+
+    with serving(script, metrics=metrics) as server:
+        result = measure(server.url, requests=None, repeats=2, out=tmp_path)
+    (level,) = result["levels"]
+    assert [repeat["acceptance_by_request"] for repeat in level["repeats"]] == [[[10, 15]] * 20] * 2
+    assert level["summary"]["acceptance"]["interval"] == [2.5, 2.5]
+    lines = (tmp_path / RequestRecords.NAME).read_text().splitlines()
+    assert [json.loads(line)["speculation"] for line in lines] == [counts] * 40
+
+
 def test_work_for_somebody_else_is_a_warning(measure: Measure) -> None:
     with serving(Script()) as server:
         server.metrics = lambda: f"changeover:generation_tokens_total {3 * server.generated}\n"
@@ -238,6 +261,21 @@ def test_only_held_out_prompts(measure: Measure) -> None:
         measure(server.url, requests=3, held_out=0.5)
     kept = [f"question {n}" for n in range(20) if is_held_out(f"p{n}", 0.5)]
     assert asked(server.bodies) == kept[:3]
+
+
+def test_every_prompt_that_is_left_once(measure: Measure) -> None:
+    with serving(Script()) as server:
+        result = measure(server.url, requests=None, warmup=2)
+    assert asked(server.bodies) == [f"question {n}" for n in (18, 19, *range(18))]
+    assert result["load"]["requests"] == result["load"]["distinct_prompts"] == 18
+    assert not any("more than once" in warning for warning in result["warnings"])
+
+
+def test_every_held_out_prompt_without_a_warm_up(measure: Measure) -> None:
+    with serving(Script()) as server:
+        result = measure(server.url, requests=None, warmup=0, held_out=0.5)
+    assert asked(server.bodies) == [f"question {n}" for n in range(20) if is_held_out(f"p{n}", 0.5)]
+    assert result["warm_up"] == {"sent": 0, "ok": 0, "failed": 0, "reasons": {}}
 
 
 def test_plain_text_through_both_apis(tmp_path: Path, measure: Measure, prompts: Path) -> None:

@@ -179,7 +179,12 @@ def bench_result(speed: float, length: float | None, failed: int = 0) -> dict[st
             }
             for name, mean in means.items()
         }
-        summary["acceptance"] = repeats[0]["acceptance"]
+        summary["acceptance"] = length and {
+            **repeats[0]["acceptance"],
+            "interval": [length - 0.06, length + 0.07],
+            "interval_method": "bootstrap over prompts",
+            "reason": None,
+        }
         levels.append({"concurrency": concurrency, "repeats": repeats, "summary": summary})
     return {
         "schema_version": 1,
@@ -201,6 +206,7 @@ def bench_result(speed: float, length: float | None, failed: int = 0) -> dict[st
             "seed": 0,
             "ignore_eos": False,
             "requests": 8,
+            "distinct_prompts": 8,
             "repeats": 3,
         },
         "started_wall": WALL,

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from changeover.pipeline.journal import Event
 from changeover.report.page import render_page
+from changeover.report.results import read_bench
 from tests.report import journals
 from tests.report.pages import Page
 
@@ -65,6 +66,17 @@ def test_hostile_text_stays_text(name: str):
     page = Page(render_page(RUNS[name]()))
     assert len(page.tags("script")) == 1
     assert all(not key.startswith("on") for _, found in page.elements for key in found)
+
+
+def test_measured_acceptance_is_shown_with_its_interval():
+    assert "1.410 to 1.540" in Page(render_page(journals.finished())).words
+
+
+def test_measured_acceptance_of_a_single_level_keeps_its_interval():
+    one = journals.bench_result(1.0, 1.47)
+    assert read_bench(one).acceptance.interval is None  # three levels: no interval of their sum
+    one["levels"] = one["levels"][:1]
+    assert read_bench(one).acceptance.interval == pytest.approx((1.41, 1.54))
 
 
 def test_log_tail_is_shown_word_for_word():

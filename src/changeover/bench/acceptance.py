@@ -3,16 +3,20 @@
 A lifetime average would hold the warm-up and whatever ran before (sglang#34743), and one data-parallel rank
 is not the server, so counters are summed over all label sets and subtracted. Gauges (SGLang's
 ``spec_accept_length``) cannot be subtracted and are not used.
+
+How sure a length is shows in how it differs between prompts; for that, a server must say in each answer what it
+drafted and accepted.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from changeover.bench.statistics import ratio_bootstrap
 from changeover.engines.protocol import SpeculationMetrics
 from changeover.engines.registry import get_engine
 
@@ -20,15 +24,22 @@ from changeover.engines.registry import get_engine
 PREFIXES = {"changeover": "embedded", "vllm": "vllm", "sglang": "sglang"}
 UNKNOWN_ENGINE = "openai"
 NO_COUNTERS = SpeculationMetrics(None, None, None)
+RESAMPLES = 2_000
+SEED = 0
+FEWEST_PROMPTS = 5
+INTERVAL_METHOD = (
+    f"95 % interval of the length by percentile bootstrap over prompts: {RESAMPLES:,} resamples, seed {SEED}; a "
+    "prompt's counts are summed over its requests and repeats, as they are not independent"
+)
 
 _SAMPLE = re.compile(r"^(?P<name>[a-zA-Z_:][\w:]*)(?:\{.*\})?\s+(?P<value>\S+)")
 
 
 @dataclass(frozen=True)
 class Acceptance:
-    """What was drafted and accepted in one repeat; ``drafts`` counts verify steps.
+    """What was drafted and accepted, in one repeat or for one request; ``drafts`` counts verify steps.
 
-    ``length`` is tokens a verify step, 1 + accepted / drafts.
+    ``length`` is tokens a verify step, 1 + accepted / drafts; there is none without a draft.
     """
 
     drafts: int
@@ -96,6 +107,63 @@ def acceptance_between(
     if deltas[0] == 0:
         return None, "the server made no draft in this repeat"
     return Acceptance(*deltas), None
+
+
+def pool_acceptance(repeats: Sequence[Mapping[str, Any]], distinct_prompts: int) -> dict[str, Any] | None:
+    """The acceptance of a level: counts summed over its repeats, and an ``interval`` of the length (or a
+    ``reason``); None when any repeat lacks counts.
+    """
+    parts = [repeat["acceptance"] for repeat in repeats]
+    if any(part is None for part in parts):
+        return None
+    names = ("drafts", "draft_tokens", "accepted_tokens")
+    pooled = Acceptance(*(sum(part[name] for part in parts) for name in names))
+    interval, reason = length_interval(
+        pooled,
+        prompt_counts([repeat.get("acceptance_by_request", ()) for repeat in repeats], distinct_prompts),
+    )
+    return {
+        **pooled.to_json(),
+        "interval": interval,
+        "interval_method": None if interval is None else INTERVAL_METHOD,
+        "reason": reason,
+    }
+
+
+def prompt_counts(
+    repeats: Sequence[Sequence[Sequence[int] | None]], distinct_prompts: int
+) -> list[tuple[int, int]]:
+    """(drafts, accepted) of each prompt that has figures, over all repeats; a load cycles its prompts in order."""
+    found: dict[int, tuple[int, int]] = {}
+    for requests in repeats:
+        for index, counts in enumerate(requests):
+            if counts is not None:
+                drafts, accepted = found.get(index % distinct_prompts, (0, 0))
+                found[index % distinct_prompts] = drafts + counts[0], accepted + counts[1]
+    return list(found.values())
+
+
+def length_interval(
+    pooled: Acceptance, by_prompt: Sequence[tuple[int, int]]
+) -> tuple[list[float] | None, str | None]:
+    """[low, high] of the pooled length from each prompt's (drafts, accepted), or None with the reason.
+
+    Figures that do not add up to the server's counters (a request failed half-way, somebody else used the
+    server) describe another length than the pooled one, and give no interval.
+    """
+    if not by_prompt:
+        return None, "the server gives no figures per request"
+    drafting = [(drafts, accepted) for drafts, accepted in by_prompt if drafts]
+    sums = sum(drafts for drafts, _ in drafting), sum(accepted for _, accepted in drafting)
+    if sums != (pooled.drafts, pooled.accepted_tokens):
+        return None, (
+            f"the requests' figures add up to {sums[0]} drafts and {sums[1]} accepted tokens, the server's "
+            f"counters to {pooled.drafts} and {pooled.accepted_tokens}"
+        )
+    if len(drafting) < FEWEST_PROMPTS:
+        return None, f"prompts drafted for: {len(drafting)}; an interval needs {FEWEST_PROMPTS}"
+    low, high = ratio_bootstrap(drafting, RESAMPLES, SEED)
+    return [1.0 + low, 1.0 + high], None
 
 
 def generated_between(before: Mapping[str, float], after: Mapping[str, float]) -> int | None:

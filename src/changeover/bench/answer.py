@@ -13,6 +13,8 @@ from typing import Any
 
 import orjson
 
+from changeover.bench.acceptance import Acceptance
+
 # Finish reasons with which a server says that it gave up on the request although HTTP said 200:
 # SGLang answers {"finish_reason": "abort"}, vLLM "abort" and "error".
 FAILED_FINISHES = frozenset({"abort", "error"})
@@ -41,6 +43,7 @@ class Answer:
     ``planned_s`` is when the load wanted it sent, ``sent_s`` when its last byte was handed to the socket
     (None: never), ``last_s`` when the last chunk with tokens or with the finish reason came, ``ended_s`` when
     the response ended. ``text`` holds all that was generated (reasoning and tool calls included).
+    ``speculation`` is what the server says it drafted for this request (the embedded server does).
     """
 
     index: int
@@ -55,6 +58,7 @@ class Answer:
     prompt_tokens: int | None
     output_tokens: int | None
     cached_tokens: int | None
+    speculation: Acceptance | None
     failure: Failure | None
 
     @property
@@ -128,6 +132,15 @@ class AnswerReader:
     def cached_tokens(self) -> int | None:
         details = self.usage.get("prompt_tokens_details")
         return _count(details.get("cached_tokens")) if isinstance(details, dict) else None
+
+    @property
+    def speculation(self) -> Acceptance | None:
+        said = self.usage.get("speculation")
+        if not isinstance(said, dict):
+            return None
+        counts = [_count(said.get(name)) for name in ("drafts", "draft_tokens", "accepted_tokens")]
+        known = [count for count in counts if count is not None]
+        return Acceptance(*known) if len(known) == len(counts) else None
 
     def close(self) -> None:
         """The stream has ended: judge whether the answer is whole."""

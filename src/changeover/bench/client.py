@@ -94,6 +94,7 @@ class Client:
             prompt_tokens=reader.prompt_tokens,
             output_tokens=reader.output_tokens,
             cached_tokens=reader.cached_tokens,
+            speculation=reader.speculation,
             failure=reader.failure,
         )
 

@@ -11,7 +11,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from changeover.bench.metrics import METRIC_SCHEMA, pool_acceptance, run_means
+from changeover.bench.acceptance import pool_acceptance
+from changeover.bench.metrics import METRIC_SCHEMA, run_means
 from changeover.bench.statistics import ratio_interval
 from changeover.machine.errors import InvalidInput
 
@@ -85,7 +86,10 @@ def compare_level(
     return {
         "concurrency": of_a["concurrency"],
         **metrics,
-        "acceptance": {"a": pool_acceptance(of_a["repeats"]), "b": pool_acceptance(of_b["repeats"])},
+        "acceptance": {
+            "a": pool_acceptance(of_a["repeats"], a["load"]["distinct_prompts"]),
+            "b": pool_acceptance(of_b["repeats"], b["load"]["distinct_prompts"]),
+        },
         "outputs_equal": compare_outputs(of_a["repeats"], of_b["repeats"], a["load"]["temperature"]),
     }
 

@@ -47,8 +47,9 @@ class Sampling:
     ignore_eos: bool
 
 
-def plan_load(prompts: Sequence[Prompt], requests: int, warm_up: int, api: Api) -> Load:
-    """Choose the prompts: the last ``warm_up`` to warm up, the first ``requests`` of the others to measure.
+def plan_load(prompts: Sequence[Prompt], requests: int | None, warm_up: int, api: Api) -> Load:
+    """Choose the prompts: the last ``warm_up`` to warm up, the first ``requests`` of the others to measure
+    (None: each of them once).
 
     Raises:
         InvalidInput: fewer than ``warm_up`` + 1 prompts, or chat prompts for the completions API.
@@ -68,8 +69,9 @@ def plan_load(prompts: Sequence[Prompt], requests: int, warm_up: int, api: Api) 
                 seen=f"prompt {chat.id} made of messages",
                 todo="Use --api chat, or give prompts with `text`.",
             )
-    distinct = min(requests, available)
-    measured = tuple(prompts[index % distinct] for index in range(requests))
+    wanted = available if requests is None else requests
+    distinct = min(wanted, available)
+    measured = tuple(prompts[index % distinct] for index in range(wanted))
     content = json.dumps([prompt_input(prompt, api) for prompt in measured], sort_keys=True).encode()
     return Load(measured, tuple(prompts[available:]), distinct, hashlib.sha256(content).hexdigest())
 

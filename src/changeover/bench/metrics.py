@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from changeover.bench.acceptance import Acceptance
+from changeover.bench.acceptance import Acceptance, pool_acceptance
 from changeover.bench.answer import Answer
 from changeover.bench.statistics import mean, mean_interval, percentile
 
@@ -154,6 +154,12 @@ def summarise_repeat(repeat: Repeat) -> dict[str, Any]:
         "e2e_s": describe([timing.e2e_s for timing in timings]),
         "chunk_gap_s": describe([gap for timing in timings for gap in timing.chunk_gaps_s]),
         "acceptance": None if repeat.acceptance is None else repeat.acceptance.to_json(),
+        "acceptance_by_request": [
+            None
+            if answer.speculation is None
+            else [answer.speculation.drafts, answer.speculation.accepted_tokens]
+            for answer in repeat.answers
+        ],
         "client": {"sched_lag_s": sched_lag_s, "loop_lag_s": loop_lag_s, "cpu_share": cpu_share},
         "validity": judge_client(sched_lag_s, loop_lag_s, cpu_share, ttft_s),
         "missing": missing,
@@ -196,8 +202,10 @@ def judge_client(
     return {"valid": not reasons, "reasons": reasons}
 
 
-def summarise_level(repeats: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Each headline metric over the repeats of a level: the mean of the run means with its interval."""
+def summarise_level(repeats: Sequence[dict[str, Any]], distinct_prompts: int) -> dict[str, Any]:
+    """Each headline metric over the repeats of a level: the mean of the run means with its interval; and the
+    pooled acceptance, its interval over the ``distinct_prompts`` of the load.
+    """
     summary: dict[str, Any] = {}
     for name in SUMMARISED:
         runs = run_means(repeats, name)
@@ -211,7 +219,7 @@ def summarise_level(repeats: Sequence[dict[str, Any]]) -> dict[str, Any]:
             "interval": interval,
             "reason": None if interval else "no interval: one repeat",
         }
-    summary["acceptance"] = pool_acceptance(repeats)
+    summary["acceptance"] = pool_acceptance(repeats, distinct_prompts)
     return summary
 
 
@@ -224,15 +232,6 @@ def run_means(repeats: Sequence[dict[str, Any]], name: str) -> list[float] | Non
 
 def _run_mean(value: dict[str, float] | float | None) -> float | None:
     return value["mean"] if isinstance(value, dict) else value
-
-
-def pool_acceptance(repeats: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
-    """The acceptance of a level: counts summed over its repeats; None when any repeat lacks it."""
-    parts = [repeat["acceptance"] for repeat in repeats]
-    if any(part is None for part in parts):
-        return None
-    names = ("drafts", "draft_tokens", "accepted_tokens")
-    return Acceptance(*(sum(part[name] for part in parts) for name in names)).to_json()
 
 
 def _total(counts: Sequence[int | None]) -> int | None:

@@ -15,7 +15,8 @@ from changeover.machine.errors import InvalidInput
 class BenchParams:
     """What to measure.
 
-    ``model`` None asks the server; ``held_out`` uses only the prompts that a collection with the same share
+    ``model`` None asks the server; ``requests`` None sends every prompt that is left after the warm-up's, once;
+    ``held_out`` uses only the prompts that a collection with the same share
     keeps from training; ``out`` is the folder for requests.jsonl (None: not written); ``timeout_s`` is per
     request.
     """
@@ -24,7 +25,7 @@ class BenchParams:
     prompts: Path
     model: str | None = None
     concurrency: tuple[int, ...] = (1, 4)
-    requests: int = 16
+    requests: int | None = 16
     max_tokens: int = 64
     repeats: int = 3
     warmup: int = 2
@@ -68,7 +69,7 @@ class BenchParams:
         counts = [("concurrency", level, 1) for level in self.concurrency]
         counts += [(name, getattr(self, name), low) for name, low in least.items()]
         for name, value, low in counts:
-            if value < low:
+            if value is not None and value < low:
                 raise InvalidInput(
                     expected=f"{name} of at least {low}", seen=str(value), todo=f"Give a larger --{name}."
                 )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -65,6 +66,7 @@ def record(repeat: Repeat, answer: Answer) -> dict[str, Any]:
         "prompt_tokens": answer.prompt_tokens,
         "output_tokens": answer.output_tokens,
         "cached_tokens": answer.cached_tokens,
+        "speculation": None if answer.speculation is None else asdict(answer.speculation),
         "chunk_at_s": [round(arrival.at_s - repeat.started_s, 6) for arrival in answer.arrivals],
         "chunk_output_tokens": [arrival.output_tokens for arrival in answer.arrivals],
         "text": answer.text,

@@ -106,7 +106,7 @@ class _Measurement:
                         records.add(repeat)
                         repeats.append(repeat)
                         refuse_if_all_failed(repeat)
-        levels = [_level_json(level, repeats) for level in params.concurrency]
+        levels = [_level_json(level, repeats, self.load.distinct) for level in params.concurrency]
         return {
             "schema_version": SCHEMA_VERSION,
             "kind": "bench",
@@ -178,7 +178,7 @@ class _Measurement:
             "distinct_prompts": self.load.distinct,
             "api": params.api,
             "concurrency": list(params.concurrency),
-            "requests": params.requests,
+            "requests": len(self.load.measured),
             "repeats": params.repeats,
             "warmup": params.warmup,
             "max_tokens": params.max_tokens,
@@ -190,10 +190,11 @@ class _Measurement:
         }
 
     def _load_warnings(self) -> list[str]:
-        if self.load.distinct == self.params.requests:
+        requests = len(self.load.measured)
+        if self.load.distinct == requests:
             return []
         return [
-            f"only {self.load.distinct} prompts for {self.params.requests} requests: "
+            f"only {self.load.distinct} prompts for {requests} requests: "
             "some were sent more than once in a repeat"
         ]
 
@@ -223,9 +224,9 @@ class _Reporter:
         return on_answer
 
 
-def _level_json(level: int, repeats: Sequence[Repeat]) -> dict[str, Any]:
+def _level_json(level: int, repeats: Sequence[Repeat], distinct_prompts: int) -> dict[str, Any]:
     parts = [summarise_repeat(repeat) for repeat in repeats if repeat.concurrency == level]
-    return {"concurrency": level, "repeats": parts, "summary": summarise_level(parts)}
+    return {"concurrency": level, "repeats": parts, "summary": summarise_level(parts, distinct_prompts)}
 
 
 def _client_json(load_average: float) -> dict[str, Any]:

@@ -6,6 +6,7 @@ Pure functions of lists of floats; no third-party library, so that a result can 
 from __future__ import annotations
 
 import math
+import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -70,6 +71,25 @@ def ratio_interval(a: Sequence[float], b: Sequence[float], confidence: float = C
     freedom = 1.0 / (share_a**2 / (len(a) - 1) + share_b**2 / (len(b) - 1))
     half = student_t(0.5 + confidence / 2, freedom) * math.sqrt(total)
     return Estimate(ratio, math.exp(difference - half), math.exp(difference + half))
+
+
+def ratio_bootstrap(
+    clusters: Sequence[tuple[int, int]], resamples: int, seed: int, confidence: float = CONFIDENCE
+) -> tuple[float, float]:
+    """Interval of (sum of the second numbers) / (sum of the first ones, each positive) of independent clusters.
+
+    The percentile bootstrap: whole clusters are drawn with replacement, as many as there are (Efron and
+    Tibshirani 1993, chapters 8 and 13). With few clusters it is somewhat too narrow. The same clusters and seed
+    give the same interval.
+    """
+    chance = random.Random(seed)  # noqa: S311 - statistics, not secrets
+    ratios = []
+    for _ in range(resamples):
+        drawn = chance.choices(clusters, k=len(clusters))
+        ratios.append(sum(second for _, second in drawn) / sum(first for first, _ in drawn))
+    ratios.sort()
+    tail = (1.0 - confidence) / 2
+    return percentile(ratios, tail), percentile(ratios, 1.0 - tail)
 
 
 def student_t(probability: float, freedom: float) -> float:

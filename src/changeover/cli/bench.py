@@ -32,7 +32,9 @@ def bench(
     ],
     model: Annotated[str | None, Option(help="The model's name. Default: ask the server.")] = None,
     concurrency: Annotated[str, Option(help="Levels: how many requests run at once.")] = "1,4",
-    requests: Annotated[int, Option(help="Requests per level and repeat.")] = 16,
+    requests: Annotated[
+        str, Option(help="Requests per level and repeat, or `all`: each prompt once.")
+    ] = "16",
     max_tokens: Annotated[int, Option(help="Tokens to generate at most, per request.")] = 64,
     repeats: Annotated[int, Option(help="Repeats; an interval needs two or more.")] = 3,
     warmup: Annotated[
@@ -62,7 +64,7 @@ def bench(
         prompts=prompts,
         model=model,
         concurrency=parse_levels(concurrency),
-        requests=requests,
+        requests=parse_requests(requests),
         max_tokens=max_tokens,
         repeats=repeats,
         warmup=warmup,
@@ -97,6 +99,18 @@ def parse_levels(text: str) -> tuple[int, ...]:
             expected="levels such as 1,4,16",
             seen=text,
             todo="Give whole numbers with commas to --concurrency.",
+        ) from None
+
+
+def parse_requests(text: str) -> int | None:
+    """A whole number; None for ``all``."""
+    if text == "all":
+        return None
+    try:
+        return int(text)
+    except ValueError:
+        raise InvalidInput(
+            expected="a number of requests, or `all`", seen=text, todo="Give one of the two to --requests."
         ) from None
 
 
@@ -137,7 +151,7 @@ def bench_table(result: dict[str, Any]) -> Table:
             str(level["concurrency"]),
             show_estimate(summary["output_tok_s"], 1.0),
             *(show_estimate(summary[name], 1000.0) for name in ("ttft_s", "tpot_s", "e2e_s")),
-            "-" if acceptance is None else f"{acceptance['length']:.2f}",
+            "-" if acceptance is None else show_estimate({**acceptance, "mean": acceptance["length"]}, 1.0),
             str(sum(repeat["requests"]["failed"] for repeat in level["repeats"])),
         )
     return table

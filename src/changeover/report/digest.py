@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from changeover.report.findings import Training, facts, read_training
 from changeover.report.reading import dig, mappings, text
-from changeover.report.results import Bench, Comparison, Ratio, read_bench, read_comparison
+from changeover.report.results import Acceptance, Bench, Comparison, Ratio, read_bench, read_comparison
 from changeover.report.view import ChangeoverView, JobView, PhaseView, RunView
 
 _KNOWN_KINDS = ("bench", "compare", "train", "collect")
@@ -47,10 +47,15 @@ class Digest:
         return None
 
     @property
+    def measured(self) -> Acceptance | None:
+        """What the last benchmarked speculative server counted, over all levels."""
+        found = [side.bench.acceptance for side in self.sides if side.bench.acceptance is not None]
+        return found[-1] if found else None
+
+    @property
     def measured_acceptance(self) -> float | None:
-        """Acceptance length that the last benchmarked speculative server counted, over all levels."""
-        lengths = [side.bench.acceptance.length for side in self.sides if side.bench.acceptance is not None]
-        return lengths[-1] if lengths else None
+        """The acceptance length of ``measured``."""
+        return self.measured.length if self.measured is not None else None
 
     @property
     def simulated_acceptance(self) -> float | None:

@@ -17,12 +17,13 @@ COMPARED = ("output_tok_s", "ttft_s", "tpot_s", "e2e_s")
 
 @dataclass(frozen=True)
 class Acceptance:
-    """Counts of the server over a measurement; ``length`` = 1 + accepted / drafts."""
+    """Counts of the server over a measurement; ``length`` = 1 + accepted / drafts, ``interval`` is its 95 % one."""
 
     length: float | None
     drafts: int | None
     draft_tokens: int | None
     accepted_tokens: int | None
+    interval: tuple[float, float] | None
 
     @property
     def rate(self) -> float | None:
@@ -66,7 +67,7 @@ class Bench:
 
     @property
     def acceptance(self) -> Acceptance | None:
-        """Counts summed over the levels; None when any level lacks them."""
+        """Counts summed over the levels (the interval of a single level only); None when any level lacks them."""
         parts = [level.acceptance for level in self.levels]
         if not parts or any(
             part is None or part.drafts is None or part.accepted_tokens is None for part in parts
@@ -76,7 +77,9 @@ class Bench:
             sum(getattr(part, name) or 0 for part in parts)
             for name in ("drafts", "draft_tokens", "accepted_tokens")
         )
-        return Acceptance(1 + accepted / drafts if drafts else None, drafts, drafted, accepted)
+        length = 1 + accepted / drafts if drafts else None
+        alone = parts[0].interval if len(parts) == 1 and parts[0] is not None else None
+        return Acceptance(length, drafts, drafted, accepted, alone)
 
 
 @dataclass(frozen=True)
@@ -118,6 +121,7 @@ def read_acceptance(said: Any) -> Acceptance | None:
         drafts=whole(found.get("drafts")),
         draft_tokens=whole(found.get("draft_tokens")),
         accepted_tokens=whole(found.get("accepted_tokens")),
+        interval=interval(found.get("interval")),
     )
 
 

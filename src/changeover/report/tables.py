@@ -152,18 +152,24 @@ def acceptance_facts(d: Digest, training: Training) -> Facts:
     """Simulated and measured acceptance length and how far apart they are."""
     simulated, measured = training.acceptance_length, d.measured_acceptance
     ends = training.acceptance_interval
-    said = "not recorded" if simulated is None else f"{simulated:.3f}"
     facts: Facts = [
-        ("simulated", said + (f" (95 % interval {ends[0]:.3f} to {ends[1]:.3f})" if ends else ""))
+        ("simulated", _NOT_RECORDED if simulated is None else _with_interval(simulated, ends)),
+        (
+            "measured",
+            "no speculative server was benchmarked"
+            if measured is None
+            else _with_interval(measured, d.measured.interval if d.measured is not None else None),
+        ),
     ]
-    facts.append(
-        ("measured", "no speculative server was benchmarked" if measured is None else f"{measured:.3f}")
-    )
     if simulated and measured is not None:
         facts.append(("difference", f"{(measured / simulated - 1) * 100:+.1f}{words.THIN}%"))
     if training.draft_tokens is not None:
         facts.append(("draft tokens", str(training.draft_tokens)))
     return facts
+
+
+def _with_interval(length: float, ends: tuple[float, float] | None) -> str:
+    return f"{length:.3f}" + (f" (95 % interval {ends[0]:.3f} to {ends[1]:.3f})" if ends else "")
 
 
 def step_rows(training: Training) -> list[tuple[str, str, float]]:
