@@ -9,7 +9,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from changeover.cli.bench import bench, parse_levels
+from changeover.cli.bench import bench, parse_levels, parse_requests
 from changeover.cli.compare import compare
 from changeover.machine.errors import InvalidInput
 from tests.bench.mock_server import Script, serving
@@ -55,6 +55,22 @@ def test_bench_prints_a_table_for_people(prompts: Path) -> None:
             "bench", "--url", server.url, "--prompts", prompts, "--concurrency", "2", "--requests", 3
         )
     assert "tok/s" in stdout and "TTFT ms" in stdout and "t_last - t_first" in stdout
+
+
+def test_requests_may_be_all_prompts_once(prompts: Path) -> None:
+    with serving(Script()) as server:
+        stdout, _ = run(
+            "bench", "--url", server.url, "--prompts", prompts, "--concurrency", "2", "--requests", "all",
+            "--repeats", 1, "--warmup", 0, "--json",
+        )  # fmt: skip
+    assert json.loads(stdout)["load"]["requests"] == len(server.bodies) == 9
+
+
+@pytest.mark.parametrize("text", ["", "every", "1.5"])
+def test_requests_that_are_no_number(text: str) -> None:
+    assert parse_requests("16") == 16
+    with pytest.raises(InvalidInput, match="or `all`"):
+        parse_requests(text)
 
 
 def test_result_is_never_written_over(prompts: Path, tmp_path: Path) -> None:
