@@ -13,7 +13,7 @@ from changeover.machine.errors import InvalidInput
 @dataclass(frozen=True)
 class TrainParams:
     """Defaults are the ones measured best for the laptop example (see
-    benchmarks/results/drafter_laptop.json).
+    benchmarks/results/drafter_training_cpu.json).
 
     ``batch_tokens`` stored rows make one optimizer step. ``device`` is ``cpu``, ``cuda`` or ``auto``.
     ``threads`` 0 leaves torch's own choice. ``eval_draft_tokens`` is the draft length at which acceptance is
@@ -25,9 +25,9 @@ class TrainParams:
     model: Path
     out: Path
     epochs: int = 3
-    learning_rate: float = 1e-3
-    batch_tokens: int = 1024
-    ttt_steps: int = 4
+    learning_rate: float = 2e-4
+    batch_tokens: int = 512
+    ttt_steps: int = 3
     draft_vocab_size: int = 4096
     eval_draft_tokens: int = 3
     seed: int = 0

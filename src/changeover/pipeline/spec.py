@@ -140,11 +140,11 @@ class TrainJob(Section):
     kind: Literal["train"]
     name: Name = "train"
     states: str = Field(description="A collect job (`phase/job`) or a states folder.")
-    epochs: PositiveInt = 4
-    learning_rate: PositiveFloat = 1e-3
-    batch_tokens: PositiveInt = 2048
-    ttt_steps: PositiveInt = Field(4, description="Length of training-time test.")
-    draft_vocab_size: PositiveInt = 8192
+    epochs: PositiveInt = 3
+    learning_rate: PositiveFloat = 2e-4
+    batch_tokens: PositiveInt = 512
+    ttt_steps: PositiveInt = Field(3, description="Length of training-time test.")
+    draft_vocab_size: PositiveInt = 4096
     eval_draft_tokens: PositiveInt = Field(3, description="Draft length of the simulated acceptance length.")
     device: Literal["auto", "cpu", "cuda"] = "auto"
     checkpoint_every_s: PositiveFloat = 60.0
