@@ -55,9 +55,12 @@ class Judge:
         return results
 
 
-def frozen_for(target: TargetWeights, vocabulary: DraftVocabulary) -> Frozen:
+def frozen_for(
+    target: TargetWeights, vocabulary: DraftVocabulary, head_dtype: torch.dtype = torch.float32
+) -> Frozen:
+    """The target's part of a step; ``head_dtype`` is the type that the teacher's head is applied in."""
     rows = torch.from_numpy(vocabulary.token_ids).to(target.lm_head.device)
-    return Frozen(embedding=target.embedding, head=target.lm_head[rows])
+    return Frozen(embedding=target.embedding, head=target.lm_head[rows].to(head_dtype))
 
 
 def bootstrap_interval(replays: Sequence[SampleReplay], *, seed: int) -> tuple[float, float] | None:

@@ -115,7 +115,7 @@ def replay(
     """Replay each of ``samples`` (all at once: give as many as fit a batch) with ``draft_tokens`` a verify
     step.
     """
-    device, dtype = str(frozen.head.device), frozen.head.dtype
+    device, dtype = str(frozen.embedding.device), frozen.embedding.dtype
     samples = [s for s in samples if s.loss_mask[1:].any()]
     batch = pack(samples, steps=draft_tokens, dtype=dtype, device=device)
     steps = ttt_hidden(drafter, frozen.embedding, batch)

@@ -42,6 +42,8 @@ from changeover.states.store import Sample
 __all__ = ["TrainParams", "TrainingStopped", "train"]
 
 CLIP_NORM = 1.0
+# fp32 on processors: bf16 products are emulated where there is no AVX512-BF16 or AMX
+COMPUTE_DTYPES = {"cpu": torch.float32, "cuda": torch.bfloat16}
 STEP_DECAY = 0.8
 CHUNK_TARGETS = {"cpu": 128, "cuda": 1024}  # a chunk's logits stay in the CPU's cache, fill the GPU
 CURVE_POINTS = 300
@@ -130,7 +132,9 @@ class Run:
     def __init__(self, params: TrainParams, setting: Setting) -> None:
         self.params = params
         self.setting = setting
-        self.frozen: Frozen = frozen_for(setting.target, setting.vocabulary)
+        self.frozen: Frozen = frozen_for(
+            setting.target, setting.vocabulary, COMPUTE_DTYPES[setting.device]
+        )
         self.drafter = Drafter(
             shape_for_target(setting.facts, setting.vocabulary.size, setting.corpus.boundaries)
         )
@@ -191,7 +195,7 @@ class Run:
         """One optimizer step on one packed batch; returns its loss."""
         device = self.setting.device
         batch = pack(samples, steps=self.params.ttt_steps, dtype=torch.float32, device=device)
-        with torch.autocast("cuda", dtype=torch.bfloat16, enabled=device == "cuda"):
+        with torch.autocast(device, dtype=torch.bfloat16, enabled=COMPUTE_DTYPES[device] is torch.bfloat16):
             step = ttt_loss(
                 self.drafter, self.frozen, batch, step_decay=STEP_DECAY, chunk_targets=CHUNK_TARGETS[device]
             )
