@@ -26,7 +26,7 @@ class Generated:
     error: str | None = None
 
 
-@dataclass
+@dataclass(eq=False)
 class Sequence:
     """A request's tokens, cache and text. Only the scheduler's thread touches it after submission.
 
