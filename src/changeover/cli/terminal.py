@@ -85,10 +85,14 @@ def summarise(kind: str, result: dict[str, Any]) -> str:
                 return f"{result['samples']} samples, {result['tokens']:,} tokens"
             case "bench":
                 rates = [
-                    f"{level['output_tok_s']['mean']:.1f} tok/s at {level['concurrency']}"
+                    f"{level['summary']['output_tok_s']['mean']:.1f} tok/s at {level['concurrency']}"
                     for level in result["levels"]
                 ]
-                lengths = [level["acceptance"]["length"] for level in result["levels"] if level["acceptance"]]
+                lengths = [
+                    level["summary"]["acceptance"]["length"]
+                    for level in result["levels"]
+                    if level["summary"]["acceptance"]
+                ]
                 accepted = [f"acceptance length {sum(lengths) / len(lengths):.2f}"] if lengths else []
                 return ", ".join(rates + accepted)
     except (KeyError, TypeError):
