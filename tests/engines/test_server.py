@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from changeover.engines.protocol import read_gauge
 from tests.engine_fixtures import RunningServer, free_port, start_embedded
 from tests.engines.drafters import write_drafter
 
@@ -174,10 +175,17 @@ def test_metrics_count_what_was_served(server: RunningServer) -> None:
 
 
 def test_more_requests_than_places_wait_and_all_are_served(server: RunningServer) -> None:
-    body = {"prompt": [7, 8], "max_tokens": 150, "temperature": 0, "ignore_eos": True}
+    body = {"prompt": [7, 8], "max_tokens": 300, "temperature": 0, "ignore_eos": True}
     started = [in_background(server, body) for _ in range(5)]
-    until(lambda: server.metric("num_requests_waiting") >= 1, "a waiting request")
-    assert server.metric("num_requests_running") == 2
+
+    def full() -> bool:
+        text = server.get("/metrics")[1]
+        return (
+            read_gauge(text, "changeover:num_requests_running") == 2
+            and read_gauge(text, "changeover:num_requests_waiting") == 3
+        )
+
+    until(full, "two to run and three to wait")
     for thread, _ in started:
         thread.join()
     texts = {answers[0][1]["choices"][0]["text"] for _, answers in started}
