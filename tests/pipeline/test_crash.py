@@ -55,6 +55,12 @@ def alive(folder) -> list[int]:
     return found
 
 
+def stray_lives(folder) -> bool:
+    """The worker without the cookie. A pid used again would fail the test, never pass it."""
+    path = folder.server(0, "one") / "stray.pid"
+    return path.exists() and Path(f"/proc/{path.read_text()}").exists()
+
+
 def did(folder) -> Counter:
     path = folder.path / "did"
     return Counter(path.read_text().split()) if path.exists() else Counter()
@@ -67,6 +73,8 @@ def test_a_run_without_a_crash_does_everything_once(folder):
     assert state.verdict is RunVerdict.DONE
     assert [phase.done for phase in state.phases.values()] == [True, True]
     assert alive(folder) == []
+    assert (folder.server(0, "one") / "stray.pid").exists()
+    assert not stray_lives(folder)
     assert "<html" in folder.report.read_text()
 
 

@@ -57,7 +57,7 @@ def run(
     folder = create_run(runs_dir, spec.name)
     view = make_view()
     try:
-        exit_code = start_run(folder, spec, model, LocalMachine(), view)
+        exit_code = start_run(folder, spec, model, LocalMachine(adopt_orphans=True), view)
     finally:
         view.close()
     _end(folder.path, exit_code, as_json)
@@ -86,7 +86,7 @@ def _resume(
         exit_code = resume_run(
             folder,
             lambda spec: resolve_model(spec.model.path, models_dir, on_progress=_say_conversion),
-            LocalMachine(),
+            LocalMachine(adopt_orphans=True),
             view,
         )
     finally:

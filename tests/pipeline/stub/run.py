@@ -86,7 +86,7 @@ def main(path: Path, mode: str, events: int, work: str) -> int:
         room.get_engine = lambda kind: engine
     kill_after(events)
     folder = RunFolder(path)
-    machine = LocalMachine()
+    machine = LocalMachine(adopt_orphans=True)
     if mode == "resume":
         return runner.resume_run(folder, lambda spec: MODEL, machine, print)
     return runner.start_run(folder, check_pipeline(spec(path, work), source="test"), MODEL, machine, print)

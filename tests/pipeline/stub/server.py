@@ -1,4 +1,8 @@
-"""A small real server: /health, /v1/models, /v1/completions, and a worker that left its session."""
+"""A small real server: /health, /v1/models, /v1/completions, and two workers that it leaves behind.
+
+One left its session; the other left session, parents and environment (a double fork without the cookie): only a
+subreaper still has it.
+"""
 
 import json
 import os
@@ -8,6 +12,15 @@ import sys
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 WORKER = "import os, time; os.setsid(); time.sleep(600)"
+STRAY = """
+import os, sys, time
+if os.fork():
+    os._exit(0)
+os.setsid()
+with open(sys.argv[1], "w") as file:
+    file.write(str(os.getpid()))
+time.sleep(600)
+"""
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -31,6 +44,7 @@ class Handler(BaseHTTPRequestHandler):
 
 def main(port: int) -> None:
     subprocess.Popen([sys.executable, "-S", "-c", WORKER])
+    subprocess.run([sys.executable, "-S", "-c", STRAY, "stray.pid"], env={}, check=True)
     signal.signal(signal.SIGTERM, lambda *_: os._exit(0))  # leaves the worker behind, as crashed servers do
     ThreadingHTTPServer(("127.0.0.1", port), Handler).serve_forever()
 
