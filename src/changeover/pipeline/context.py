@@ -58,6 +58,12 @@ class PhaseFailed(ChangeoverError):  # noqa: N818
     """A server or a job of a phase failed; the machine is cleared before this is told."""
 
 
+class PortTaken(PhaseFailed):
+    """A foreign holder has the port that a server is to listen on; nothing was started."""
+
+    exit_code = 5
+
+
 class MachineNotClear(ChangeoverError):  # noqa: N818
     """A changeover ended without a clean verdict; its exit code is the clearance's."""
 

@@ -9,7 +9,7 @@ from changeover.engines.readiness import wait_ready
 from changeover.engines.registry import get_engine
 from changeover.machine.progress import Progress
 from changeover.pipeline.commands import server_command
-from changeover.pipeline.context import PhaseFailed, RunContext
+from changeover.pipeline.context import PhaseFailed, PortTaken, RunContext
 from changeover.pipeline.follow import Throttle
 from changeover.pipeline.journal import EventName
 from changeover.pipeline.processes import SERVER, PhaseProcesses
@@ -28,6 +28,7 @@ def start_server(
     folder = context.folder.server(index, phase)
     folder.mkdir(parents=True, exist_ok=True)
     command = server_command(context, index, spec)
+    _expect_free_ports(context, phase, command)
     journal.append(
         EventName.SERVER_STARTING,
         phase=phase,
@@ -62,6 +63,18 @@ def start_server(
         EventName.SERVER_READY, phase=phase, seconds=clock.monotonic() - started_s, url=command.url
     )
     return command.url
+
+
+def _expect_free_ports(context: RunContext, phase: str, command: ServerCommand) -> None:
+    """A stranger on our server's port would answer for it, be called ready, and be measured in its place."""
+    for port in command.ports:
+        if context.machine.port(port).reason == "EADDRINUSE":
+            raise PortTaken(
+                expected=f"port {port} free for the server of phase {phase}",
+                seen="somebody listens there already",
+                todo="End whoever does (`changeover check` names ports and their holders), or give the server another "
+                "`port:`.",
+            )
 
 
 def hold_server(context: RunContext, phase: str, processes: PhaseProcesses) -> NoReturn:
