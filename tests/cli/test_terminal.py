@@ -69,7 +69,10 @@ def test_a_result_without_its_figure_gives_no_figure(kind):
 
 def test_a_bench_is_summed_up_by_level():
     summary = {"output_tok_s": {"mean": 12.34}, "acceptance": {"length": 1.5}}
-    assert summarise("bench", {"levels": [{"concurrency": 4, "summary": summary}]}) == "12.3 tok/s at 4, acceptance length 1.50"
+    assert (
+        summarise("bench", {"levels": [{"concurrency": 4, "summary": summary}]})
+        == "12.3 tok/s at 4, acceptance length 1.50"
+    )
 
 
 def test_plain_lines_carry_the_time_and_progress_is_thinned(capsys):

@@ -58,6 +58,8 @@ def serve(
     facts = resolve_model(model, models_dir)
     view = make_view()
     try:
-        sys.exit(start_run(create_run(runs_dir, "serve"), spec, facts, LocalMachine(adopt_orphans=True), view))
+        sys.exit(
+            start_run(create_run(runs_dir, "serve"), spec, facts, LocalMachine(adopt_orphans=True), view)
+        )
     finally:
         view.close()
