@@ -27,9 +27,17 @@ def phase_digest(spec: PipelineSpec, phase: PhaseSpec, model: ModelFacts, state:
     )
 
 
-def job_digest(phase: str, job: JobSpec) -> str:
-    """Hash of one job within a phase."""
-    return _hash({"phase": phase, "job": job.model_dump(mode="json")})
+def job_digest(phase: str, job: JobSpec, state: RunState) -> str:
+    """Hash of one job within a phase, with what it takes from other jobs of that phase (phase_digest has the rest)."""
+    value = {"phase": phase, "job": job.model_dump(mode="json")}
+    inputs = {name: _outputs_of(state, f"{phase}/{name}") for name in sorted(stands_on(phase, job))}
+    return _hash(value | ({"inputs": inputs} if inputs else {}))
+
+
+def stands_on(phase: str, job: JobSpec) -> set[str]:
+    """Names of the jobs of its own phase whose outputs a job takes."""
+    parts = (reference.partition("/") for reference in _job_references(job) if not is_path(reference))
+    return {name for other, _, name in parts if other == phase}
 
 
 def _references(phase: PhaseSpec) -> set[str]:
@@ -50,9 +58,11 @@ def _job_references(job: JobSpec) -> set[str]:
             return set()
 
 
-def _outputs_of(state: RunState, reference: str) -> list[dict[str, Any]]:
+def _outputs_of(state: RunState, reference: str) -> list[dict[str, Any]] | None:
+    """None where that job has not been done."""
     phase, _, job = reference.partition("/")
-    return state.phases[phase].jobs[job].outputs
+    done = state.phases[phase].jobs.get(job) if phase in state.phases else None
+    return None if done is None else done.outputs
 
 
 def _file_hash(path: Path) -> str:

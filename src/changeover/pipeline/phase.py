@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from changeover.pipeline.changeover import change_over
 from changeover.pipeline.context import MachineNotClear, RunContext
-from changeover.pipeline.digest import job_digest, phase_digest
+from changeover.pipeline.digest import job_digest, phase_digest, stands_on
 from changeover.pipeline.journal import EventName
 from changeover.pipeline.outputs import changed_outputs
 from changeover.pipeline.processes import PhaseProcesses
@@ -42,7 +42,7 @@ def run_phase(context: RunContext, phase: PhaseSpec, index: int) -> None:
         digest=digest,
         stands_on=state.last_clearance_seq,
     )
-    todo = [job for job in phase.jobs if not _is_finished(context, phase, index, job)]
+    todo = jobs_to_do(context, phase, index)
     if todo:
         _do(context, phase, index, todo)
     finished = context.state().phase(phase.name).jobs
@@ -55,10 +55,20 @@ def run_phase(context: RunContext, phase: PhaseSpec, index: int) -> None:
     )
 
 
+def jobs_to_do(context: RunContext, phase: PhaseSpec, index: int) -> list[JobSpec]:
+    """What is not finished, and what stands on it: a comparison is not finished when its benchmark is done again."""
+    todo: list[JobSpec] = []
+    for job in phase.jobs:
+        again = stands_on(phase.name, job) & {other.name for other in todo}
+        if again or not _is_finished(context, phase, index, job):
+            todo.append(job)
+    return todo
+
+
 def _is_finished(context: RunContext, phase: PhaseSpec, index: int, job: JobSpec) -> bool:
-    state = context.state().phases.get(phase.name)
-    done = state.jobs.get(job.name) if state is not None else None
-    if done is None or done.digest != job_digest(phase.name, job):
+    state = context.state()
+    done = state.phases[phase.name].jobs.get(job.name) if phase.name in state.phases else None
+    if done is None or done.digest != job_digest(phase.name, job, state):
         return False
     return not changed_outputs(context.folder.job(index, phase.name, job.name), done.outputs)
 

@@ -63,7 +63,7 @@ def run_job(
     journal.append(
         EventName.JOB_DONE,
         **named,
-        digest=job_digest(phase, job),
+        digest=job_digest(phase, job, context.state()),
         seconds=clock.monotonic() - started_s,
         result=json.loads((folder / "result.json").read_text()),
         outputs=record_outputs(folder, OUTPUTS[job.kind]),
