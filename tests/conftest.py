@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -43,3 +44,16 @@ def model_dir() -> Path:
 def tiny_model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A random float32 Llama (8 layers, hidden 64, vocabulary 448) with tokenizer and chat template."""
     return build_tiny_model(tmp_path_factory.mktemp("tiny-model"))
+
+
+@pytest.fixture(scope="session")
+def chromium() -> str:
+    """Path of a Chromium. Without one the browser tests are skipped on a developer's machine, and fail in CI."""
+    names = ("chromium", "chromium-browser", "google-chrome", "chrome")
+    found = next((path for path in map(shutil.which, names) if path), None)
+    if found is None:
+        reason = f"no browser: none of {', '.join(names)} is on PATH"
+        if os.environ.get("CI"):
+            pytest.fail(reason)
+        pytest.skip(reason)
+    return found

@@ -1,5 +1,6 @@
 """SIGKILL of Changeover at every event of a run, then resume: no orphan, nothing done twice, nothing half done."""
 
+import errno
 import os
 import signal
 import subprocess
@@ -10,10 +11,13 @@ from pathlib import Path
 
 import pytest
 
+from changeover.machine.local import LocalMachine
 from changeover.machine.processes import COOKIE_VARIABLE
+from changeover.pipeline.clear_run import clear_run
 from changeover.pipeline.folder import create_run
-from changeover.pipeline.journal import read_events
+from changeover.pipeline.journal import Journal, read_events
 from changeover.pipeline.state import RunVerdict, read_state
+from changeover.teardown.budgets import Budgets
 
 # each job leaves a line a time that it ran to its end, so that "not repeated" is counted by the job itself
 WORK = (
@@ -150,3 +154,31 @@ def test_an_output_that_was_changed_after_its_phase_is_made_again(folder):
     (folder.job(0, "one", "a") / "result.json").write_text("{}")
     assert changeover(folder, "resume").wait(120) == 0
     assert did(folder) == {"a": 2, "b": 1, "c": 1}
+
+
+def test_a_disk_that_gets_full_leaves_nobody_on_the_machine(folder):
+    """The job has just been started, its server still runs, and no signal can be written down before it is sent."""
+    process = changeover(folder, "full", work=SLEEP, stderr=subprocess.PIPE, text=True)
+    _, said = process.communicate(timeout=120)
+    assert alive(folder) == []
+    assert not stray_lives(folder)
+    assert process.returncode == 7
+    assert "No space left on device" in said and "changeover.signal" in said
+    assert read_events(folder.journal)[-1].event == "job.starting"
+    assert changeover(folder, "resume").wait(120) == 0
+
+
+def test_a_full_disk_keeps_nobody_from_clearing_what_was_left(folder, monkeypatch, capsys):
+    first = changeover(folder, "start", work=SLEEP)
+    wait_for(folder, "job.started")
+    first.kill()
+    first.wait()
+    assert alive(folder)
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Journal, "_write", full)
+    clear_run(folder.path, LocalMachine(), Budgets())
+    assert alive(folder) == []
+    assert "No space left on device" in capsys.readouterr().err

@@ -2,35 +2,18 @@
 
 from __future__ import annotations
 
-import os
 import re
-import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
 
 from changeover.report.page import render_page
+from tests.browser import open_page
 from tests.report import journals
 from tests.report.pages import Page
 
 pytestmark = pytest.mark.browser
 
-TIMEOUT_S = 120
-FLAGS = (
-    "--headless",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-    "--hide-scrollbars",
-    "--enable-logging=stderr",
-    "--v=0",
-    "--virtual-time-budget=3000",
-)
 # Moves the pointer to the middle of every chart and keeps what the read-out says there.
 POINT_AT_CHARTS = """<script>
 for (const plot of document.querySelectorAll(".plot")) {
@@ -49,26 +32,6 @@ parent.postMessage(`${page.clientWidth} ${page.scrollWidth} ${out.slice(0, 5).jo
 FRAME = """<!doctype html><body data-measured="nothing"><script>
 addEventListener("message", (event) => { document.body.dataset.measured = event.data; });
 </script><iframe src="page.html" style="border:0;width:WIDTHpx;height:900px"></iframe></body>"""
-
-
-@pytest.fixture(scope="module")
-def chromium() -> str:
-    names = ("chromium", "chromium-browser", "google-chrome", "chrome")
-    found = next((path for path in map(shutil.which, names) if path), None)
-    if found is None:
-        reason = f"no browser: none of {', '.join(names)} is on PATH"
-        if os.environ.get("CI"):
-            pytest.fail(reason)
-        pytest.skip(reason)
-    return found
-
-
-def open_page(chromium: str, page: Path, *more: str) -> tuple[str, list[str]]:
-    """The DOM after the scripts have run, and what the page wrote to the console."""
-    profile = page.parent / "profile"
-    command = [chromium, *FLAGS, f"--user-data-dir={profile}", *more, "--dump-dom", page.as_uri()]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=True)
-    return done.stdout, re.findall(r"CONSOLE.*", done.stderr)
 
 
 @pytest.mark.parametrize("make", [journals.finished, journals.failed])

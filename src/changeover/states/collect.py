@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 __all__ = ["CollectParams", "collect"]
 
 # A shard is committed when it is full or this old, so that a crash costs little where states come slowly.
-COMMIT_EVERY_S = 30.0
+COMMIT_EVERY_S = 10.0
 # What a chat template adds at most, in tokens, for the estimate of a capture's size.
 _TEMPLATE_TOKENS = 256
 

@@ -3,6 +3,7 @@
 Everything is real but the model: the processes, the sockets, the journal, the teardown.
 """
 
+import errno
 import os
 import signal
 import sys
@@ -80,11 +81,27 @@ def kill_after(events: int) -> None:
         setattr(Journal, method, wrapped)
 
 
+def fill_disk_at(name_of_event: str) -> None:
+    """From the first event of that name on, nothing can be written to the journal any more."""
+    original = Journal._write
+    full = []
+
+    def wrapped(self, name, data):
+        if name == name_of_event or full:
+            full.append(name)
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return original(self, name, data)
+
+    Journal._write = wrapped
+
+
 def main(path: Path, mode: str, events: int, work: str) -> int:
     engine = StubEngine()
     for room in (commands, serving):
         room.get_engine = lambda kind: engine
     kill_after(events)
+    if mode == "full":
+        fill_disk_at("job.started")
     folder = RunFolder(path)
     machine = LocalMachine(adopt_orphans=True)
     if mode == "resume":
