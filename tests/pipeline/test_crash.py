@@ -34,6 +34,8 @@ def folder(tmp_path, monkeypatch):
     yield run
     for pid in alive(run):
         os.kill(pid, signal.SIGKILL)
+    if stray_lives(run):
+        os.kill(int((run.server(0, "one") / "stray.pid").read_text()), signal.SIGKILL)
 
 
 def changeover(folder, mode, events=0, work=WORK, **kwargs):
@@ -165,7 +167,6 @@ def test_a_disk_that_gets_full_leaves_nobody_on_the_machine(folder):
     assert process.returncode == 7
     assert "No space left on device" in said and "changeover.signal" in said
     assert read_events(folder.journal)[-1].event == "job.starting"
-    assert changeover(folder, "resume").wait(120) == 0
 
 
 def test_a_full_disk_keeps_nobody_from_clearing_what_was_left(folder, monkeypatch, capsys):

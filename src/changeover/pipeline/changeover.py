@@ -54,5 +54,7 @@ def change_over(context: RunContext, phase: str, targets: Sequence[Target], base
         budgets=context.budgets,
         observer=observer,
     )
-    context.journal.append(EventName.CHANGEOVER_CLEARED, phase=phase, clearance=clearance.to_json())
+    # a clean machine that is not on record is cleared again by a resume; one that is not clean is told in any case
+    write = context.journal.append if clearance.clean else context.journal.try_append
+    write(EventName.CHANGEOVER_CLEARED, phase=phase, clearance=clearance.to_json())
     return clearance

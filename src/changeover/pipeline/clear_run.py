@@ -36,15 +36,11 @@ def clear_run(run_dir: Path, machine: Machine, budgets: Budgets) -> Clearance:
             return clear(machine, (), baseline, budgets=budgets, observer=SilentObserver())
         journal = Journal(run_dir.resolve() / "journal.jsonl", machine.clock)
         try:
-            journal.append(
-                EventName.CHANGEOVER_STARTED,
-                phase=phases[-1],
-                targets=[target.to_json() for target in targets],
-            )
             observer = JournalObserver(journal, phases[-1])
+            observer.started(targets)
             clearance = clear(machine, targets, baseline, budgets=budgets, observer=observer)
             for phase in phases:
-                journal.append(EventName.CHANGEOVER_CLEARED, phase=phase, clearance=clearance.to_json())
+                journal.try_append(EventName.CHANGEOVER_CLEARED, phase=phase, clearance=clearance.to_json())
         finally:
             journal.close()
         return clearance

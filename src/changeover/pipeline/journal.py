@@ -11,6 +11,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import sys
 import threading
 import zlib
 from collections.abc import Callable, Iterator
@@ -156,6 +157,13 @@ class Journal:
             os.fsync(self._fd)
         self._tell(event)
         return event
+
+    def try_append(self, name: EventName, /, **data: Any) -> None:
+        """For the way out: a full disk must keep nobody from clearing the machine. What cannot be written is said."""
+        try:
+            self.append(name, **data)
+        except OSError as error:
+            print(f"journal: {error}; not written: {name} {data}", file=sys.stderr, flush=True)
 
     def note(self, name: EventName, /, **data: Any) -> Event:
         """Write an event that a crash of the *machine* may lose: samples and progress, nothing that resume needs."""

@@ -93,7 +93,7 @@ def _do(context: RunContext, phase: PhaseSpec, index: int, jobs: list[JobSpec]) 
     clearance = change_over(context, phase.name, processes.targets(), baseline)
     if failure is not None:
         reason = str(failure) or type(failure).__name__
-        context.journal.append(EventName.PHASE_FAILED, phase=phase.name, reason=reason)
+        context.journal.try_append(EventName.PHASE_FAILED, phase=phase.name, reason=reason)
     if not clearance.clean:
         raise MachineNotClear(phase.name, clearance) from failure
     if failure is not None:

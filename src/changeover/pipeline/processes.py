@@ -100,16 +100,17 @@ class PhaseProcesses:
             return
         for name, held in self._held.items():
             if name != SERVER and held.owned.exit_code() is None:
-                self._terminate(held.owned)
+                self._terminate(name, held.owned)
 
-    def _terminate(self, owned: Owned) -> None:
+    def _terminate(self, name: str, owned: Owned) -> None:
         machine = self._context.machine
         handle = machine.open(owned.identity)
         if handle is None:
             return
-        self._context.journal.append(
+        self._context.journal.try_append(
             EventName.CHANGEOVER_SIGNAL,
             phase=self._phase,
+            target=f"{self._phase}/{name}",
             pid=owned.pid,
             start_ticks=owned.identity.start_ticks,
             comm="changeover job",

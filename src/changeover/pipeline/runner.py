@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import sys
+import traceback
 from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
@@ -101,12 +102,16 @@ def _go(folder: RunFolder, spec: PipelineSpec, model: ModelFacts, machine: Machi
             return _end(context, EventName.RUN_INTERRUPTED, started_s, reason, INTERRUPTED_EXIT)
         except ChangeoverError as error:
             return _end(context, EventName.RUN_FAILED, started_s, str(error), error.exit_code)
+        except Exception as error:  # noqa: BLE001 - a full disk, a defect: an end like any other, the traceback beside it
+            traceback.print_exc()
+            reason = f"{type(error).__name__}: {error}"
+            return _end(context, EventName.RUN_FAILED, started_s, reason, ChangeoverError.exit_code)
         return _end(context, EventName.RUN_DONE, started_s, "", 0)
 
 
 def _end(context: RunContext, name: EventName, started_s: float, reason: str, exit_code: int) -> int:
     seconds = context.machine.clock.monotonic() - started_s
-    context.journal.append(name, seconds=seconds, reason=reason, exit_code=exit_code)
+    context.journal.try_append(name, seconds=seconds, reason=reason, exit_code=exit_code)
     context.journal.close()
     try:
         write_report(context.folder, context.journal.events)
