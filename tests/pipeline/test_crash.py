@@ -64,7 +64,10 @@ def alive(folder) -> list[int]:
 def stray_lives(folder) -> bool:
     """The worker without the cookie. A pid used again would fail the test, never pass it."""
     path = folder.server(0, "one") / "stray.pid"
-    return path.exists() and Path(f"/proc/{path.read_text()}").exists()
+    try:
+        return Path(f"/proc/{path.read_text()}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
 
 
 def did(folder) -> Counter:
@@ -183,3 +186,14 @@ def test_a_full_disk_keeps_nobody_from_clearing_what_was_left(folder, monkeypatc
     clear_run(folder.path, LocalMachine(), Budgets())
     assert alive(folder) == []
     assert "No space left on device" in capsys.readouterr().err
+
+
+def test_whoever_lives_when_a_server_is_ready_is_known_even_if_changeover_is_killed_then(folder):
+    """The stray has no cookie, and the subreaper that had it is gone: only the journal can tell that it is ours."""
+    first = changeover(folder, "start", work=SLEEP)
+    wait_for(folder, "server.ready")
+    first.kill()
+    first.wait()
+    assert stray_lives(folder)
+    assert clear_run(folder.path, LocalMachine(), Budgets()).clean
+    assert not stray_lives(folder)

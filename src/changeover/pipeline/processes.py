@@ -79,8 +79,11 @@ class PhaseProcesses:
 
     def note_members(self) -> None:
         """Who descends from our processes now, at most once a second: the start times prove them ours later."""
-        if not self._members_due.allows("members"):
-            return
+        if self._members_due.allows("members"):
+            self.look_for_members()
+
+    def look_for_members(self) -> None:
+        """The same at once: when a server says that it is ready, its workers are there."""
         for name, held in self._held.items():
             seen = observe(self._context.machine, held.target)
             if (seen.members, seen.segments) == (held.target.members, held.target.segments):

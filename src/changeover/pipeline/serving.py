@@ -59,6 +59,7 @@ def start_server(
         log=str(owned.log.relative_to(context.folder.path)),
     )
     _wait_until_ready(context, phase, spec, owned, command, processes)
+    processes.look_for_members()
     journal.append(
         EventName.SERVER_READY, phase=phase, seconds=clock.monotonic() - started_s, url=command.url
     )
