@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from changeover.machine.protocol import Machine
 from changeover.pipeline.journal import Event, EventName, Journal
+from changeover.pipeline.spec import TeardownSpec
+from changeover.teardown.budgets import Budgets
 from changeover.teardown.clear import MachineSample, clear
 from changeover.teardown.clearance import Clearance, SignalRecord, StageRecord
 from changeover.teardown.footprint import Baseline, Target
-
-if TYPE_CHECKING:
-    from changeover.pipeline.context import RunContext
 
 
 class JournalObserver:
@@ -43,18 +43,30 @@ class JournalObserver:
             print(f"journal: {error}; not written: {name} {data}", file=sys.stderr, flush=True)
 
 
-def change_over(context: RunContext, phase: str, targets: Sequence[Target], baseline: Baseline) -> Clearance:
+def change_over(
+    journal: Journal,
+    machine: Machine,
+    budgets: TeardownSpec,
+    phase: str,
+    targets: Sequence[Target],
+    baseline: Baseline,
+) -> Clearance:
     """Clear the targets of a phase and write the clearance down; never raises for what it finds."""
-    observer = JournalObserver(context.journal, phase)
+    observer = JournalObserver(journal, phase)
     observer.started(targets)
     clearance = clear(
-        context.machine,
+        machine,
         targets,
         baseline,
-        budgets=context.budgets,
+        budgets=Budgets(
+            total_s=budgets.total_timeout_s,
+            drain_s=budgets.drain_timeout_s,
+            terminate_s=budgets.terminate_timeout_s,
+            kill_s=budgets.kill_timeout_s,
+        ),
         observer=observer,
     )
     # a clean machine that is not on record is cleared again by a resume; one that is not clean is told in any case
-    write = context.journal.append if clearance.clean else context.journal.try_append
+    write = journal.append if clearance.clean else journal.try_append
     write(EventName.CHANGEOVER_CLEARED, phase=phase, clearance=clearance.to_json())
     return clearance

@@ -14,23 +14,21 @@ from changeover.teardown.budgets import Budgets
 from changeover.teardown.claim import claim
 from changeover.teardown.clear import SilentObserver, clear
 from changeover.teardown.clearance import Clearance
-from changeover.teardown.footprint import Baseline, Target, take_late_baseline
+from changeover.teardown.footprint import Baseline, Target
 from changeover.teardown.inventory import Inventory, take_inventory
 
 
 def inventory_of_run(run_dir: Path, machine: Machine) -> Inventory:
     """Who of that run is on the machine, with the proof for each; sends nothing."""
-    targets, _ = _targets(run_dir)
+    targets, _ = _targets(run_dir, machine)
     return take_inventory(machine, targets)
 
 
 def clear_run(run_dir: Path, machine: Machine, budgets: Budgets) -> Clearance:
     """Stop what the run started and prove it gone; raises RunBusy while its runner lives."""
-    _targets(run_dir)  # refuses what is no run before a lock is made in it
+    _targets(run_dir, machine)  # refuses what is no run before a lock is made in it
     with RunFolder(run_dir.resolve()).locked(), claim(f"clear of run {run_dir.name}"):
-        targets, baseline = _targets(run_dir)
-        if baseline is None:
-            baseline = take_late_baseline(machine)
+        targets, baseline = _targets(run_dir, machine)
         phases = list(dict.fromkeys(target.name.split("/", 1)[0] for target in targets))
         if not phases:
             return clear(machine, (), baseline, budgets=budgets, observer=SilentObserver())
@@ -46,9 +44,9 @@ def clear_run(run_dir: Path, machine: Machine, budgets: Budgets) -> Clearance:
         return clearance
 
 
-def _targets(run_dir: Path) -> tuple[list[Target], Baseline | None]:
+def _targets(run_dir: Path, machine: Machine) -> tuple[list[Target], Baseline]:
     try:
-        return targets_of_run(run_dir)
+        return targets_of_run(run_dir, machine)
     except FileNotFoundError as error:
         raise InvalidInput(
             expected=f"a run's folder with its journal at {run_dir}",

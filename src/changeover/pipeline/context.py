@@ -13,7 +13,6 @@ from changeover.pipeline.folder import RunFolder
 from changeover.pipeline.journal import Journal
 from changeover.pipeline.spec import PipelineSpec, is_path
 from changeover.pipeline.state import RunState, read_state
-from changeover.teardown.budgets import Budgets
 from changeover.teardown.clearance import Clearance
 
 
@@ -30,16 +29,6 @@ class RunContext:
 
     def state(self) -> RunState:
         return read_state(self.journal.events)
-
-    @property
-    def budgets(self) -> Budgets:
-        teardown = self.spec.teardown
-        return Budgets(
-            total_s=teardown.total_timeout_s,
-            drain_s=teardown.drain_timeout_s,
-            terminate_s=teardown.terminate_timeout_s,
-            kill_s=teardown.kill_timeout_s,
-        )
 
     def job_folder(self, reference: str) -> Path:
         """Folder of a job named as ``phase/job``."""

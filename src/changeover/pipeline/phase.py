@@ -90,7 +90,9 @@ def _do(context: RunContext, phase: PhaseSpec, index: int, jobs: list[JobSpec]) 
     except BaseException as error:  # noqa: BLE001 - raised again below: whatever it was, nothing of ours stays behind
         failure = error
     processes.stop_senders()
-    clearance = change_over(context, phase.name, processes.targets(), baseline)
+    clearance = change_over(
+        context.journal, context.machine, context.spec.teardown, phase.name, processes.targets(), baseline
+    )
     if failure is not None:
         reason = str(failure) or type(failure).__name__
         context.journal.try_append(EventName.PHASE_FAILED, phase=phase.name, reason=reason)

@@ -7,6 +7,7 @@ import platform
 import sys
 import traceback
 from collections.abc import Callable
+from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
@@ -24,10 +25,9 @@ from changeover.pipeline.outputs import write_json
 from changeover.pipeline.phase import is_phase_done, run_phase
 from changeover.pipeline.spec import PipelineSpec
 from changeover.pipeline.state import read_state
-from changeover.pipeline.targets import targets_of_phase
+from changeover.pipeline.targets import baseline_of, targets_of_phase
 from changeover.report.page import render_page
 from changeover.teardown.claim import claim
-from changeover.teardown.footprint import Baseline, take_baseline
 
 INTERRUPTED_EXIT = 130
 _PACKAGES = ("torch", "transformers", "numpy", "safetensors", "aiohttp", "nvidia-ml-py")
@@ -58,7 +58,7 @@ def start_run(
         }
         write_json(folder.description, description)
         journal.append(EventName.RUN_STARTED, **description)
-        return _go(folder, spec, model, machine, journal)
+        return _go(folder, spec, lambda: model, machine, journal)
 
 
 def resume_run(
@@ -84,53 +84,68 @@ def resume_run(
         journal.append(
             EventName.RUN_RESUMED, pid=os.getpid(), boot_id=machine.boot_id, after_seq=len(journal.events) - 1
         )
-        return _go(folder, spec, model_of(spec), machine, journal)
+        return _go(folder, spec, lambda: model_of(spec), machine, journal)
 
 
-def _go(folder: RunFolder, spec: PipelineSpec, model: ModelFacts, machine: Machine, journal: Journal) -> int:
-    started_s = machine.clock.monotonic()
+def _go(
+    folder: RunFolder,
+    spec: PipelineSpec,
+    model_of: Callable[[], ModelFacts],
+    machine: Machine,
+    journal: Journal,
+) -> int:
+    """Clear first: a model that is missing, or takes minutes to hash or convert, must not keep old processes alive."""
+    end = _End(folder, machine, journal, machine.clock.monotonic())
     with Interrupts() as interrupts:
-        context = RunContext(folder, spec, model, machine, journal, interrupts.check)
         try:
-            _clear_what_is_left(context)
+            _clear_what_is_left(folder, spec, machine, journal)
+            interrupts.check()
+            context = RunContext(folder, spec, model_of(), machine, journal, interrupts.check)
             for index, phase in enumerate(spec.phases):
                 interrupts.check()
                 if not is_phase_done(context, phase, index):
                     run_phase(context, phase, index)
         except Interrupted as error:
             reason = f"{error}; the machine is cleared"
-            return _end(context, EventName.RUN_INTERRUPTED, started_s, reason, INTERRUPTED_EXIT)
+            return end(EventName.RUN_INTERRUPTED, reason, INTERRUPTED_EXIT)
         except ChangeoverError as error:
-            return _end(context, EventName.RUN_FAILED, started_s, str(error), error.exit_code)
+            return end(EventName.RUN_FAILED, str(error), error.exit_code)
         except Exception as error:  # noqa: BLE001 - a full disk, a defect: an end like any other, the traceback beside it
             traceback.print_exc()
             reason = f"{type(error).__name__}: {error}"
-            return _end(context, EventName.RUN_FAILED, started_s, reason, ChangeoverError.exit_code)
-        return _end(context, EventName.RUN_DONE, started_s, "", 0)
+            return end(EventName.RUN_FAILED, reason, ChangeoverError.exit_code)
+        return end(EventName.RUN_DONE, "", 0)
 
 
-def _end(context: RunContext, name: EventName, started_s: float, reason: str, exit_code: int) -> int:
-    seconds = context.machine.clock.monotonic() - started_s
-    context.journal.try_append(name, seconds=seconds, reason=reason, exit_code=exit_code)
-    context.journal.close()
-    try:
-        write_report(context.folder, context.journal.events)
-    except Exception as error:  # noqa: BLE001 - the run has ended as it has; its page can be made again
-        print(f"no report: {type(error).__name__}: {error}; try `changeover report`", file=sys.stderr)
-    return exit_code
+@dataclass(frozen=True)
+class _End:
+    """Writes the end of a run, and its page; called once."""
+
+    folder: RunFolder
+    machine: Machine
+    journal: Journal
+    started_s: float
+
+    def __call__(self, name: EventName, reason: str, exit_code: int) -> int:
+        seconds = self.machine.clock.monotonic() - self.started_s
+        self.journal.try_append(name, seconds=seconds, reason=reason, exit_code=exit_code)
+        self.journal.close()
+        try:
+            write_report(self.folder, self.journal.events)
+        except Exception as error:  # noqa: BLE001 - the run has ended as it has; its page can be made again
+            print(f"no report: {type(error).__name__}: {error}; try `changeover report`", file=sys.stderr)
+        return exit_code
 
 
-def _clear_what_is_left(context: RunContext) -> None:
+def _clear_what_is_left(folder: RunFolder, spec: PipelineSpec, machine: Machine, journal: Journal) -> None:
     """Before anything starts: what an earlier Changeover of this run started and never proved gone."""
-    for phase in context.state().phases.values():
+    for phase in read_state(journal.events).phases.values():
         if not phase.unclear:
             continue
-        baseline = (
-            Baseline.from_json(phase.baseline)
-            if phase.baseline is not None
-            else take_baseline(context.machine)
+        baseline = baseline_of(phase, machine)
+        clearance = change_over(
+            journal, machine, spec.teardown, phase.name, targets_of_phase(folder, phase), baseline
         )
-        clearance = change_over(context, phase.name, targets_of_phase(context.folder, phase), baseline)
         if not clearance.clean:
             raise MachineNotClear(phase.name, clearance)
 

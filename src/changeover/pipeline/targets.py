@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from changeover.machine.protocol import Machine
 from changeover.machine.shm import Segment
 from changeover.pipeline.folder import RunFolder
 from changeover.pipeline.journal import read_events
 from changeover.pipeline.state import PhaseState, StartedProcess, read_state
-from changeover.teardown.footprint import Baseline, Target
+from changeover.teardown.footprint import Baseline, Target, take_baseline, take_late_baseline
 
 
 def targets_of_phase(folder: RunFolder, phase: PhaseState) -> list[Target]:
@@ -17,7 +18,19 @@ def targets_of_phase(folder: RunFolder, phase: PhaseState) -> list[Target]:
     return [_target(folder, phase.name, process) for process in ordered]
 
 
-def targets_of_run(run_dir: Path) -> tuple[list[Target], Baseline | None]:
+def baseline_of(phase: PhaseState, machine: Machine) -> Baseline:
+    """What the machine must return to after a phase.
+
+    That is as it was before the phase; after a reboot it is as it is now: nothing of the phase can be left, while what
+    the system itself put into ``/dev/shm`` since would look like a leftover for ever.
+    """
+    if phase.baseline is None:
+        return take_late_baseline(machine)
+    baseline = Baseline.from_json(phase.baseline)
+    return baseline if baseline.boot_id == machine.boot_id else take_baseline(machine)
+
+
+def targets_of_run(run_dir: Path, machine: Machine) -> tuple[list[Target], Baseline]:
     """What a run has started and not proven clear since, with the oldest baseline that it must return to.
 
     Raises FileNotFoundError where there is no journal, JournalDamaged where it cannot be trusted.
@@ -26,8 +39,8 @@ def targets_of_run(run_dir: Path) -> tuple[list[Target], Baseline | None]:
     state = read_state(read_events(folder.journal))
     unclear = [phase for phase in state.phases.values() if phase.unclear]
     targets = [target for phase in unclear for target in targets_of_phase(folder, phase)]
-    baselines = [phase.baseline for phase in unclear if phase.baseline is not None]
-    return targets, Baseline.from_json(baselines[0]) if baselines else None
+    recorded = [phase for phase in unclear if phase.baseline is not None]
+    return targets, baseline_of(recorded[0], machine) if recorded else take_late_baseline(machine)
 
 
 def _target(folder: RunFolder, phase: str, process: StartedProcess) -> Target:
