@@ -50,6 +50,7 @@ def left_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tup
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     folder = RunFolder(tmp_path / "runs" / "r1")
     folder.path.mkdir(parents=True)
+    folder.secret()
     port = nasty.free_port()
     machine = LocalMachine()
     journal = Journal(folder.journal, SystemClock())

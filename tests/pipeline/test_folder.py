@@ -30,6 +30,19 @@ def test_the_secret_is_readable_by_its_owner_only_and_stays(tmp_path):
     assert RunFolder(folder.path).secret() == secret
 
 
+@pytest.mark.parametrize("content", [None, ""])
+def test_a_run_that_has_lost_its_secret_is_not_given_another(tmp_path, content):
+    """With another one, its processes would be strangers, and the machine clean while they live."""
+    folder = create_run(tmp_path, "r")
+    folder.secret()
+    folder.journal.touch()
+    (folder.path / "secret").unlink()
+    if content is not None:
+        (folder.path / "secret").write_text(content)
+    with pytest.raises(InvalidInput, match="which its processes carry"):
+        folder.cookie("one", "server")
+
+
 def test_cookies_differ_by_run_phase_and_process_and_come_back(tmp_path):
     one, two = create_run(tmp_path, "r"), create_run(tmp_path, "r")
     cookies = {

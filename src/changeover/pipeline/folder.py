@@ -53,8 +53,18 @@ class RunFolder:
         return self.phase(index, phase) / "jobs" / job
 
     def secret(self) -> str:
-        """The run's secret; made with mode 0600 when first asked for."""
+        """The run's secret; made with mode 0600 when first asked for, never again once the run has a journal.
+
+        Raises InvalidInput where a run has lost it: another one would prove nothing, and find nobody who is ours.
+        """
         path = self.path / "secret"
+        if self.journal.exists() and not (path.is_file() and path.stat().st_size):
+            raise InvalidInput(
+                expected=f"the run's secret in {path}, which its processes carry",
+                seen="no such file, or an empty one",
+                todo="Put it back (a copy of a run needs it too), or stop the processes by hand: `changeover check` "
+                "names what holds the machine.",
+            )
         try:
             fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         except FileExistsError:
