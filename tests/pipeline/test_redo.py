@@ -4,8 +4,9 @@ from types import SimpleNamespace
 
 import pytest
 
+from changeover.machine.errors import InvalidInput
 from changeover.pipeline.context import RunContext
-from changeover.pipeline.digest import job_digest
+from changeover.pipeline.digest import job_digest, phase_digest
 from changeover.pipeline.folder import create_run
 from changeover.pipeline.journal import Event
 from changeover.pipeline.load import check_pipeline
@@ -70,3 +71,10 @@ def test_a_comparison_is_made_again_with_the_benchmark_that_it_compares(compared
 def test_a_crash_between_the_two_does_not_leave_the_old_comparison(compared):
     finish(compared, "bench", "second")
     assert to_do(compared) == ["compare"]
+
+
+def test_prompts_that_are_gone_are_asked_for_by_name(compared):
+    state = read_state(compared.journal.events)
+    with pytest.raises(InvalidInput, match="prompts at /nowhere; saw No such file") as caught:
+        phase_digest(compared.spec, compared.spec.phases[0], MODEL, state)
+    assert caught.value.exit_code == 2

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from changeover.engines.models import ModelFacts
+from changeover.machine.errors import InvalidInput
 from changeover.pipeline.spec import CompareJob, JobSpec, PhaseSpec, PipelineSpec, TrainJob, is_path
 from changeover.pipeline.state import RunState
 
@@ -66,8 +67,16 @@ def _outputs_of(state: RunState, reference: str) -> list[dict[str, Any]] | None:
 
 
 def _file_hash(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    """Raises InvalidInput where the file cannot be read."""
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise InvalidInput(
+            expected=f"a file of prompts at {path}",
+            seen=error.strerror or str(error),
+            todo="Put it there (back, for a run that is resumed); other prompts need a new run.",
+        ) from error
 
 
 def _hash(value: Any) -> str:
