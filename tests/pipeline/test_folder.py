@@ -130,6 +130,15 @@ def test_torn_progress_is_left_out():
     assert [progress.stage for progress in read_progress([good, b'{"stage"', b"[1]"])] == ["s"]
 
 
+def test_a_loss_that_is_no_number_is_left_out_of_the_progress():
+    line = (
+        b'{"stage": "s", "done": 1, "total": null, "unit": "u", "detail": {"loss": NaN, "eta_s": Infinity}}'
+    )
+    (progress,) = read_progress([line])
+    assert progress.detail == {"loss": None, "eta_s": None}
+    assert read_progress([line.replace(b'"done": 1', b'"done": NaN')]) == []
+
+
 def test_the_tail_of_a_log_is_its_last_lines(tmp_path):
     (tmp_path / "log").write_text("\n".join(str(number) for number in range(100)))
     assert log_tail(tmp_path / "log", 2) == "98\n99"

@@ -112,13 +112,14 @@ def test_an_event_is_on_the_disk_before_its_listener_hears_of_it(tmp_path):
     assert seen == [True]
 
 
-def test_a_view_that_cannot_write_is_dropped_and_the_run_goes_on(tmp_path):
+@pytest.mark.parametrize("error", [BrokenPipeError, ValueError])
+def test_a_view_that_fails_is_dropped_and_the_run_goes_on(tmp_path, error):
     journal = Journal(tmp_path / "journal.jsonl", SystemClock())
     calls = []
 
     def closed_terminal(event):
         calls.append(event)
-        raise BrokenPipeError
+        raise error
 
     journal.listen(closed_terminal)
     journal.append(EventName.RUN_STARTED, run_id="r")

@@ -65,13 +65,18 @@ class Tail:
 
 
 def read_progress(lines: list[bytes]) -> list[Progress]:
-    """The observations on these lines; what is not one (a torn write) is left out."""
+    """The observations on these lines; what is not one (a torn write) is left out.
+
+    NaN and Infinity (the loss of a training that diverges) become None: the journal is strict JSON.
+    """
     found = []
     for line in lines:
         try:
-            found.append(Progress(**json.loads(line)))
+            progress = Progress(**json.loads(line, parse_constant=lambda _: None))
         except (ValueError, TypeError):
             continue
+        if progress.done is not None:
+            found.append(progress)
     return found
 
 

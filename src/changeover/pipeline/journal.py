@@ -188,8 +188,10 @@ class Journal:
         for listener in list(self._listeners):
             try:
                 listener(event)
-            except OSError:  # a closed terminal, a full disk behind a log: the run goes on without that view
+            except Exception as error:  # noqa: BLE001 - a closed terminal, a view's defect: the run goes on without it
                 self._listeners.remove(listener)
+                if not isinstance(error, OSError):
+                    print(f"no view any more: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
 
     def close(self) -> None:
         os.close(self._fd)
