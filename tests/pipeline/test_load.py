@@ -32,6 +32,26 @@ def test_paths_are_relative_to_the_file_that_names_them():
     assert spec.phases[0].jobs[0].prompts == str((EXAMPLES / "prompts" / "bench.jsonl").resolve())
 
 
+def test_folders_of_drafters_and_states_are_too_wherever_a_run_is_resumed(tmp_path):
+    document = changed(
+        "phases.train.jobs.train.states=./states", "phases.speculative.server.drafter=../drafter"
+    )
+    path = tmp_path / "with a space" / "é.yaml"
+    path.parent.mkdir()
+    path.write_text(yaml.safe_dump(document))
+    spec = load_pipeline(path)
+    assert spec.phases[2].jobs[0].states == str(path.parent / "states")
+    assert spec.phases[3].server.drafter == str(tmp_path / "drafter")
+
+
+@pytest.mark.parametrize("override", ["phases=3", "phases=[3]", "phases.0.jobs=3", "phases.0.jobs=[3]"])
+def test_what_is_no_list_of_sections_is_refused_by_name(tmp_path, override):
+    path = tmp_path / "p.yaml"
+    path.write_text(yaml.safe_dump(changed(override)))
+    with pytest.raises(InvalidInput, match="`phases"):
+        load_pipeline(path)
+
+
 @pytest.mark.parametrize(
     ("override", "words"),
     [

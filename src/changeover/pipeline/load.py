@@ -116,26 +116,38 @@ def _nowhere(path: str, here: Any) -> InvalidInput:
 
 
 def _with_paths(document: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """Prompts, and model folders that start with a dot, are meant relative to the file that names them."""
+    """Prompts, and model, drafter and states folders that start with a dot, are meant relative to the file that names
+    them (a resumed run may be in another working directory).
+    """
     resolved = dict(document)
-    if isinstance(resolved.get("prompts"), str):
-        resolved["prompts"] = str((folder / Path(resolved["prompts"]).expanduser()).resolve())
-    model = resolved.get("model")
-    if isinstance(model, str):
-        model = {"path": model}
-    if (
-        isinstance(model, dict)
-        and isinstance(model.get("path"), str)
-        and model["path"].startswith((".", "~"))
-    ):
-        model = {**model, "path": str((folder / Path(model["path"]).expanduser()).resolve())}
-    if model is not None:
-        resolved["model"] = model
-    for phase in resolved.get("phases") or []:
-        for job in (phase.get("jobs") or []) if isinstance(phase, dict) else []:
-            if isinstance(job, dict) and isinstance(job.get("prompts"), str):
-                job["prompts"] = str((folder / Path(job["prompts"]).expanduser()).resolve())
+    if isinstance(resolved.get("model"), str):
+        resolved["model"] = {"path": resolved["model"]}
+    _resolve(resolved, "prompts", folder)
+    _resolve_folder(resolved.get("model"), "path", folder)
+    for phase in _list(resolved.get("phases")):
+        if not isinstance(phase, dict):
+            continue
+        _resolve_folder(phase.get("server"), "drafter", folder)
+        for job in _list(phase.get("jobs")):
+            _resolve(job, "prompts", folder)
+            _resolve_folder(job, "states", folder)
     return resolved
+
+
+def _list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
+def _resolve(section: Any, key: str, folder: Path) -> None:
+    """Make the path under ``key`` absolute; what is no section or no text is refused later, with its name."""
+    if isinstance(section, dict) and isinstance(section.get(key), str):
+        section[key] = str((folder / Path(section[key]).expanduser()).resolve())
+
+
+def _resolve_folder(section: Any, key: str, folder: Path) -> None:
+    """The same where it starts with a dot or ``~``: anything else may be the name of a model or a job."""
+    if isinstance(section, dict) and str(section.get(key)).startswith((".", "~")):
+        _resolve(section, key, folder)
 
 
 def _deepest(details: Sequence[ErrorDetails]) -> list[ErrorDetails]:
