@@ -132,9 +132,7 @@ class Run:
     def __init__(self, params: TrainParams, setting: Setting) -> None:
         self.params = params
         self.setting = setting
-        self.frozen: Frozen = frozen_for(
-            setting.target, setting.vocabulary, COMPUTE_DTYPES[setting.device]
-        )
+        self.frozen: Frozen = frozen_for(setting.target, setting.vocabulary, COMPUTE_DTYPES[setting.device])
         self.drafter = Drafter(
             shape_for_target(setting.facts, setting.vocabulary.size, setting.corpus.boundaries)
         )
