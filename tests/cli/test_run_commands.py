@@ -8,6 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from changeover.machine.clock import SystemClock
+from changeover.pipeline.folder import create_run
+from changeover.pipeline.journal import EventName, Journal
 from tests.pipeline.test_crash import SLEEP, alive, changeover, folder, wait_for  # noqa: F401 - folder is a fixture
 
 ROOT = Path(__file__).parents[2]
@@ -97,3 +100,58 @@ def test_a_run_that_was_killed_is_said_to_be_cut_off_and_stop_sends_nothing(fold
     assert cleared.returncode == 0, cleared.stderr
     assert json.loads(cleared.stdout)["verdict"] == "clean"
     assert alive(folder) == []
+
+
+_ENDS_AT_SIGTERM = """
+import signal, sys
+from pathlib import Path
+from changeover.machine.clock import SystemClock
+from changeover.pipeline.folder import RunFolder
+from changeover.pipeline.folder import create_run
+from changeover.pipeline.journal import EventName, Journal
+folder = RunFolder(Path(sys.argv[1]))
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+with folder.locked():
+    journal = Journal(folder.journal, SystemClock())
+    journal.append(EventName.RUN_STARTED, run_id="r", spec={}, boot_id="b")
+    signal.sigwait([signal.SIGTERM])
+    if sys.argv[2]:
+        journal.append(EventName.RUN_FAILED, seconds=1.0, reason="a GPU is dirty", exit_code=int(sys.argv[2]))
+"""
+
+
+@pytest.mark.parametrize(("end", "status"), [("4", 4), ("7", 0), ("130", 0), ("", 6)])
+def test_stop_ends_with_the_runs_exit_code_where_the_machine_is_not_proven_clean(tmp_path, end, status):
+    folder = create_run(tmp_path, "r")
+    runner = subprocess.Popen([sys.executable, "-c", _ENDS_AT_SIGTERM, str(folder.path), end], cwd=ROOT)
+    wait_for(folder, "run.started")
+    assert command("stop", folder.path).returncode == status
+    assert runner.wait(60) == 0
+
+
+def test_a_run_that_was_cleared_after_its_end_is_not_called_cut_off(tmp_path):
+    folder = create_run(tmp_path, "r")
+    journal = Journal(folder.journal, SystemClock())
+    journal.append(EventName.RUN_STARTED, run_id="r", spec={}, boot_id="b")
+    journal.append(EventName.RUN_FAILED, seconds=1.0, reason="a GPU is dirty", exit_code=4)
+    journal.append(EventName.CHANGEOVER_STAGE, phase="one", stage="verify", seconds=0.1)
+    done = command("attach", folder.path)
+    assert done.returncode == 4
+    assert "cut off" not in done.stderr
+
+
+@pytest.mark.parametrize("runs_dir", ["file", "file/below"])
+def test_a_runs_folder_that_cannot_be_made_is_named(tmp_path, runs_dir):
+    (tmp_path / "file").touch()
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text(
+        json.dumps({"num_hidden_layers": 1, "hidden_size": 1, "vocab_size": 1})
+    )
+    (tmp_path / "model" / "x.safetensors").touch()
+    (tmp_path / "p.yaml").write_text(
+        "{name: p, model: ./model, prompts: x, phases: [{name: a, jobs: [{kind: command, name: c, argv: ['true']}]}]}"
+    )
+    done = command("run", tmp_path / "p.yaml", "--runs-dir", tmp_path / runs_dir, "--json")
+    assert done.returncode == 2
+    assert "file" in json.loads(done.stdout)["seen"]
+    assert "Traceback" not in done.stderr

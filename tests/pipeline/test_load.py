@@ -127,3 +127,9 @@ def test_the_published_schema_is_up_to_date():
     assert published.read_text() == pipeline_schema(), "run: python -m changeover.pipeline.schema > " + str(
         published
     )
+
+
+def test_a_file_in_another_encoding_is_refused(tmp_path):
+    (tmp_path / "p.yaml").write_bytes("name: ä".encode("latin-1"))
+    with pytest.raises(InvalidInput, match="as UTF-8"):
+        load_pipeline(tmp_path / "p.yaml")

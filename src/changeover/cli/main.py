@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from typing import NoReturn
 
 import typer
 
@@ -21,7 +22,7 @@ from changeover.cli import (
     status,
 )
 from changeover.cli.output import show_error
-from changeover.machine.errors import ChangeoverError
+from changeover.machine.errors import ChangeoverError, InvalidInput
 
 app = typer.Typer(
     name="changeover",
@@ -69,8 +70,20 @@ def main() -> None:
     try:
         app()
     except ChangeoverError as error:
-        show_error(error, as_json="--json" in sys.argv)
-        sys.exit(error.exit_code)
+        _fail(error)
+    except OSError as error:  # a folder that is not there or not ours; a run's own are in its journal
+        _fail(
+            InvalidInput(
+                expected="files and folders that can be read and written",
+                seen=f"{type(error).__name__}: {error}",
+                todo="Correct what is named there, or give another --runs-dir or --models-dir.",
+            )
+        )
+
+
+def _fail(error: ChangeoverError) -> NoReturn:
+    show_error(error, as_json="--json" in sys.argv)
+    sys.exit(error.exit_code)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from pathlib import Path
 
@@ -120,5 +121,5 @@ def _end(run_dir: Path, exit_code: int, as_json: bool) -> None:
         )
     say(f"report: {report}")
     if exit_code:
-        say(f"go on with: changeover run --resume {run_dir}")
+        say(f"go on with: changeover run --resume {shlex.quote(str(run_dir))}")
     sys.exit(exit_code)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import sys
 import time
@@ -17,6 +18,7 @@ from changeover.machine.errors import ChangeoverError
 
 RUN = typer.Argument(None, help="A run's id or folder; default: the newest.")
 _LOOK_S = 0.3
+_NOT_CLEAN = (3, 4, 5, 6)  # of a run's exit codes, those that say that the machine is not proven clean
 
 
 def status(
@@ -43,6 +45,7 @@ def attach(run: str = RUN, runs_dir: Path = RUNS_DIR) -> None:
     from changeover.cli.terminal import make_view
     from changeover.pipeline.folder import find_run
     from changeover.pipeline.journal import read_events
+    from changeover.pipeline.state import read_state
 
     folder = find_run(run, runs_dir)
     view = make_view()
@@ -59,11 +62,11 @@ def attach(run: str = RUN, runs_dir: Path = RUNS_DIR) -> None:
             time.sleep(_LOOK_S)
     finally:
         view.close()
-    last = events[-1] if events else None
-    if last is None or "exit_code" not in last.data:
-        say(f"the run was cut off; go on with: changeover run --resume {folder.path}")
+    exit_code = read_state(events).exit_code
+    if exit_code is None:
+        say(f"the run was cut off; go on with: changeover run --resume {shlex.quote(str(folder.path))}")
         sys.exit(6)
-    sys.exit(last.data["exit_code"])
+    sys.exit(exit_code)
 
 
 def stop(
@@ -73,19 +76,23 @@ def stop(
         660.0, "--timeout", help="Seconds to wait for the machine to be cleared."
     ),
 ) -> None:
-    """End a run: it clears the machine, writes that down, and can be resumed."""
+    """End a run: it clears the machine and can be resumed. Exits with 3 to 6 if it is not clean."""
     from changeover.pipeline.folder import find_run
 
     folder = find_run(run, runs_dir)
     pid = folder.runner_pid()
     if pid is None:
         say(
-            f"nobody works on {folder.run_id}; `changeover clear --run {folder.path}` clears what it may have left"
+            f"nobody works on {folder.run_id}; `changeover clear --run {shlex.quote(str(folder.path))}` "
+            "clears what it may have left"
         )
         return
     # the pidfd is opened first and the lock read again: it is held by that very process, or the pid was recycled
-    handle = os.pidfd_open(pid)
-    if folder.runner_pid() != pid:
+    try:
+        handle = os.pidfd_open(pid)
+    except ProcessLookupError:
+        handle = None
+    if handle is None or folder.runner_pid() != pid:
         say(f"{folder.run_id} has just ended")
         return
     signal.pidfd_send_signal(handle, signal.SIGTERM)
@@ -100,6 +107,8 @@ def stop(
         time.sleep(_LOOK_S)
     facts = _facts(folder)
     say(f"{facts['run_id']}: {facts['where']}; {facts['reason']}")
+    cut_off = facts["exit_code"] is None
+    sys.exit(6 if cut_off else facts["exit_code"] if facts["exit_code"] in _NOT_CLEAN else 0)
 
 
 def _facts(folder: Any) -> dict[str, Any]:
@@ -125,6 +134,7 @@ def _facts(folder: Any) -> dict[str, Any]:
         "verdict": state.verdict.value,
         "where": where,
         "reason": state.reason,
+        "exit_code": state.exit_code,
         "pid": pid,
         "phases": phases,
     }

@@ -113,8 +113,8 @@ def _scan(raw: bytes, path: Path) -> Iterator[tuple[Event, int]]:
             raise JournalDamaged(
                 expected=f"event {expected_seq} with a matching CRC at byte {offset} of {path}",
                 seen=repr(raw[offset : offset + 80]),
-                todo="The journal was changed or the disk lost data. Keep the file; clear the machine with "
-                "`changeover check`, then start a new run.",
+                todo="The journal was changed or the disk lost data. Keep the file; see with "
+                "`changeover check` what holds the machine and end that by hand, then start a new run.",
             )
         yield event, line_end
         offset = line_end

@@ -28,8 +28,10 @@ def load_pipeline(path: Path, overrides: Sequence[str] = ()) -> PipelineSpec:
         )
     try:
         document = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except yaml.YAMLError as error:
-        raise InvalidInput(expected=f"YAML in {path}", seen=str(error), todo="Correct that line.") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise InvalidInput(
+            expected=f"YAML in {path}, as UTF-8", seen=str(error), todo="Correct that line."
+        ) from error
     if not isinstance(document, dict):
         raise InvalidInput(
             expected=f"a mapping at the top of {path}",

@@ -75,6 +75,7 @@ class RunState:
     verdict: RunVerdict = RunVerdict.OPEN
     reason: str = ""
     seconds: float | None = None
+    exit_code: int | None = None
     phases: dict[str, PhaseState] = field(default_factory=dict)
     last_clearance_seq: int | None = None
 
@@ -104,9 +105,11 @@ def _apply(state: RunState, event: Event) -> None:
             state.run_id, state.spec, state.boot_id = data["run_id"], data["spec"], data["boot_id"]
         case EventName.RUN_RESUMED:
             state.boot_id, state.verdict, state.reason = data["boot_id"], RunVerdict.OPEN, ""
+            state.seconds, state.exit_code = None, None
         case EventName.RUN_DONE | EventName.RUN_FAILED | EventName.RUN_INTERRUPTED:
             state.verdict = _ENDS[EventName(event.event)]
             state.reason, state.seconds = data.get("reason", ""), data.get("seconds")
+            state.exit_code = data.get("exit_code")
         case EventName.PHASE_STARTED:
             phase = state.phases.setdefault(data["phase"], PhaseState(data["phase"], data["index"]))
             if (
