@@ -122,20 +122,20 @@ with folder.locked():
 
 @pytest.mark.parametrize(("end", "status"), [("4", 4), ("7", 0), ("130", 0), ("", 6)])
 def test_stop_ends_with_the_runs_exit_code_where_the_machine_is_not_proven_clean(tmp_path, end, status):
-    folder = create_run(tmp_path, "r")
-    runner = subprocess.Popen([sys.executable, "-c", _ENDS_AT_SIGTERM, str(folder.path), end], cwd=ROOT)
-    wait_for(folder, "run.started")
-    assert command("stop", folder.path).returncode == status
+    run = create_run(tmp_path, "r")
+    runner = subprocess.Popen([sys.executable, "-c", _ENDS_AT_SIGTERM, str(run.path), end], cwd=ROOT)
+    wait_for(run, "run.started")
+    assert command("stop", run.path).returncode == status
     assert runner.wait(60) == 0
 
 
 def test_a_run_that_was_cleared_after_its_end_is_not_called_cut_off(tmp_path):
-    folder = create_run(tmp_path, "r")
-    journal = Journal(folder.journal, SystemClock())
+    run = create_run(tmp_path, "r")
+    journal = Journal(run.journal, SystemClock())
     journal.append(EventName.RUN_STARTED, run_id="r", spec={}, boot_id="b")
     journal.append(EventName.RUN_FAILED, seconds=1.0, reason="a GPU is dirty", exit_code=4)
     journal.append(EventName.CHANGEOVER_STAGE, phase="one", stage="verify", seconds=0.1)
-    done = command("attach", folder.path)
+    done = command("attach", run.path)
     assert done.returncode == 4
     assert "cut off" not in done.stderr
 

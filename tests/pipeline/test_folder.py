@@ -1,7 +1,9 @@
+import fcntl
 import os
 import stat
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
@@ -72,6 +74,17 @@ def test_a_run_is_worked_on_by_one_changeover_and_free_when_that_is_killed(tmp_p
     other.wait()
     with folder.locked():
         pass
+
+
+def test_a_look_at_the_lock_does_not_make_the_run_busy(tmp_path):
+    folder = create_run(tmp_path, "r")
+    with folder.locked():
+        assert folder.runner_pid() == os.getpid()
+    look = os.open(folder.path / "lock", os.O_RDONLY)
+    fcntl.flock(look, fcntl.LOCK_SH)
+    threading.Timer(0.03, os.close, [look]).start()
+    with folder.locked():
+        assert folder.runner_pid() == os.getpid()
 
 
 def test_runs_are_found_by_id_by_folder_and_as_the_newest(tmp_path):
@@ -149,7 +162,9 @@ def test_a_job_folder_stays_for_the_same_question_and_is_set_aside_for_another(t
     folder = prepare_folder(tmp_path / "train", "digest")
     write_json(folder / "job.json", {"digest": "digest"})
     (folder / "checkpoint").write_text("precious")
+    write_json(folder / "failure.json", {"seen": "what an earlier try failed of"})
     assert (prepare_folder(folder, "digest") / "checkpoint").exists()
+    assert not (folder / "failure.json").exists()
     assert not (prepare_folder(folder, "another") / "checkpoint").exists()
     assert (tmp_path / "train.replaced-1" / "checkpoint").read_text() == "precious"
 

@@ -14,6 +14,9 @@ from pathlib import Path
 
 from changeover.machine.errors import ChangeoverError, InvalidInput
 
+_LOCK_TRIES = 5
+_LOCK_RETRY_S = 0.05
+
 
 class RunBusy(ChangeoverError):  # noqa: N818
     """Another Changeover works on this run now."""
@@ -87,18 +90,16 @@ class RunFolder:
         """Hold the run's lock; raises :class:`RunBusy` where somebody else holds it. Ends with the process."""
         fd = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
-            try:
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
+            if not _lock(fd):
                 holder = os.pread(fd, 64, 0).decode(errors="replace").strip()
                 raise RunBusy(
                     expected=f"nobody at work on run {self.run_id}",
                     seen=f"its lock is held (pid {holder or 'unknown'})",
                     todo=f"Follow it with `changeover attach {self.run_id}`, or end it with "
                     f"`changeover stop {self.run_id}`.",
-                ) from None
-            os.ftruncate(fd, 0)
-            os.pwrite(fd, str(os.getpid()).encode(), 0)
+                )
+            # over the old one, never cut first: that needs no new block on a full disk, and nobody reads an empty file
+            os.pwrite(fd, f"{os.getpid():<10}\n".encode(), 0)
             yield
         finally:
             os.close(fd)
@@ -116,6 +117,18 @@ class RunFolder:
         finally:
             os.close(fd)
         return None
+
+
+def _lock(fd: int) -> bool:
+    """Whether the lock is ours now; tried for a moment, since whoever asks for the runner's pid takes it for one."""
+    for _ in range(_LOCK_TRIES):
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            time.sleep(_LOCK_RETRY_S)
+        else:
+            return True
+    return False
 
 
 def create_run(runs_dir: Path, name: str) -> RunFolder:

@@ -86,6 +86,11 @@ def prepare_folder(folder: Path, digest: str) -> Path:
         )
         folder.rename(folder.with_name(f"{folder.name}.replaced-{number}"))
     folder.mkdir(parents=True, exist_ok=True)
+    for stale in (
+        "result.json",
+        "failure.json",
+    ):  # a job that is killed at its start must not tell the old reason
+        (folder / stale).unlink(missing_ok=True)
     return folder
 
 
