@@ -45,6 +45,7 @@ def test_a_dry_run_starts_nothing(tmp_path):
         (["plan", "examples/nothere.yaml"], "examples/laptop.yaml"),
         (["status", "nothere"], "nothere"),
         (["run", "--resume", "nothere"], "nothere"),
+        (["run", "--resume", "examples/laptop.yaml"], "a run of pipeline `laptop`"),
         (["stop", "nothere"], "nothere"),
     ],
 )

@@ -9,7 +9,7 @@ import time
 import pytest
 
 from changeover.machine.errors import InvalidInput
-from changeover.pipeline.folder import RunBusy, RunFolder, create_run, find_run, list_runs
+from changeover.pipeline.folder import RunBusy, RunFolder, create_run, find_run, list_runs, newest_run_of
 from changeover.pipeline.follow import Tail, Throttle, log_tail, read_progress
 from changeover.pipeline.outputs import changed_outputs, record_outputs, write_json
 from changeover.pipeline.working import prepare_folder
@@ -98,6 +98,19 @@ def test_runs_are_found_by_id_by_folder_and_as_the_newest(tmp_path):
     assert find_run(str(first.path), tmp_path / "elsewhere") == first
     with pytest.raises(InvalidInput, match=second.run_id):
         find_run("nothere", tmp_path)
+
+
+def test_a_pipeline_is_resumed_by_its_own_newest_run(tmp_path):
+    runs = [create_run(tmp_path, name) for name in ("a", "a", "a-b", "a")]
+    for age, (run, name) in enumerate(zip(reversed(runs), [None, "a-b", "a", "a"], strict=True)):
+        run.journal.touch()
+        os.utime(run.journal, (time.time() - age,) * 2)
+        if name is not None:
+            write_json(run.description, {"name": name})
+    assert newest_run_of("a", tmp_path) == runs[1]
+    assert newest_run_of("a-b", tmp_path) == runs[2]
+    with pytest.raises(InvalidInput, match="a run of pipeline `b`"):
+        newest_run_of("b", tmp_path)
 
 
 def test_outputs_are_recorded_and_every_change_is_named(tmp_path):

@@ -15,7 +15,7 @@ from changeover.machine.errors import InvalidInput, NotSupported
 
 def run(
     pipeline: Path = typer.Argument(
-        None, help="The pipeline file (with --resume: a run's id or folder; default the newest)."
+        None, help="The pipeline file (with --resume: also a run's id or folder; default the newest run)."
     ),
     overrides: list[str] = OVERRIDES,
     resume: bool = typer.Option(False, "--resume", help="Go on with a run that was cut off or failed."),
@@ -70,7 +70,8 @@ def _resume(
     from changeover.cli.terminal import make_view
     from changeover.engines.models import resolve_model
     from changeover.machine.local import LocalMachine
-    from changeover.pipeline.folder import find_run
+    from changeover.pipeline.folder import find_run, newest_run_of
+    from changeover.pipeline.load import load_pipeline
     from changeover.pipeline.runner import resume_run
 
     if overrides:
@@ -79,9 +80,14 @@ def _resume(
             seen=" ".join(overrides),
             todo="Leave them out, or start a new run.",
         )
-    # `run laptop.yaml --resume` means the newest run, `run ID --resume` that one
-    named = None if reference is None or reference.suffix in (".yaml", ".yml") else str(reference)
-    folder = find_run(named, runs_dir)
+    # `run laptop.yaml --resume` means the newest run of that pipeline, `run ID --resume` that one
+    if reference is not None and reference.suffix in (".yaml", ".yml"):
+        folder = newest_run_of(load_pipeline(reference).name, runs_dir)
+        say(
+            f"{folder.run_id} goes on with the pipeline that it was started with, whatever {reference} says now"
+        )
+    else:
+        folder = find_run(None if reference is None else str(reference), runs_dir)
     view = make_view()
     try:
         exit_code = resume_run(

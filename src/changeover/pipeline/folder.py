@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
+import json
 import os
 import secrets
 import time
@@ -172,4 +173,19 @@ def find_run(reference: str | None, runs_dir: Path) -> RunFolder:
         expected=f"a run in {runs_dir}: {known}",
         seen="no run" if reference is None else reference,
         todo="Name a run by its id or its folder, or give --runs-dir.",
+    )
+
+
+def newest_run_of(name: str, runs_dir: Path) -> RunFolder:
+    """The newest run of the pipeline of that name. Raises :class:`InvalidInput` where there is none."""
+    for run in reversed(list_runs(runs_dir)):
+        try:
+            if json.loads(run.description.read_text())["name"] == name:
+                return run
+        except (OSError, ValueError, KeyError):  # killed before it was written: nothing to go on with
+            continue
+    raise InvalidInput(
+        expected=f"a run of pipeline `{name}` in {runs_dir}",
+        seen="none",
+        todo="Start one without --resume, or name a run by its id or its folder.",
     )
