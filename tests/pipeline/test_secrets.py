@@ -1,6 +1,7 @@
 import pytest
 
 from changeover.machine.errors import InvalidInput
+from changeover.pipeline.follow import log_tail
 from changeover.pipeline.load import check_pipeline
 from changeover.pipeline.secrets import looks_secret, secret_in_arguments
 from tests.pipeline.test_load import changed
@@ -59,3 +60,16 @@ def test_a_secret_in_the_file_is_refused_and_not_repeated(override):
         check_pipeline(changed(override), source="test")
     assert "looks like a secret" in caught.value.seen
     assert TOKEN not in str(caught.value)
+
+
+def test_the_end_of_a_log_is_kept_without_what_it_tells_of_the_environment(tmp_path):
+    """A job that fails after `env` would put the run's cookie, and the user's token, into journal and report."""
+    (tmp_path / "log").write_text(
+        f"CHANGEOVER_COOKIE=0123456789abcdef\nHF_TOKEN={TOKEN}\nusing {TOKEN}\nmax_tokens=4096 loss=0.1\n"
+    )
+    assert log_tail(tmp_path / "log").splitlines() == [
+        "CHANGEOVER_COOKIE=***",
+        "HF_TOKEN=***",
+        "using ***",
+        "max_tokens=4096 loss=0.1",
+    ]

@@ -10,6 +10,7 @@ from types import FrameType, TracebackType
 from typing import Any
 
 from changeover.machine.progress import Progress
+from changeover.pipeline.secrets import without_secrets
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -42,7 +43,7 @@ class Interrupts:
     def check(self) -> None:
         """Raise :class:`Interrupted` if somebody has asked."""
         if self.received:
-            raise Interrupted(self.received[0])
+            raise Interrupted(f"asked to stop by {self.received[0]}")
 
 
 class Tail:
@@ -81,14 +82,14 @@ def read_progress(lines: list[bytes]) -> list[Progress]:
 
 
 def log_tail(path: Path, lines: int = 30, most_bytes: int = 32_768) -> str:
-    """The last lines of a log, for an error message."""
+    """The last lines of a log, for an error message and the journal: without secrets."""
     try:
         with path.open("rb") as file:
             file.seek(max(0, path.stat().st_size - most_bytes))
             text = file.read().decode(errors="replace")
     except FileNotFoundError:
         return ""
-    return "\n".join(text.splitlines()[-lines:])
+    return without_secrets("\n".join(text.splitlines()[-lines:]))
 
 
 class Throttle:

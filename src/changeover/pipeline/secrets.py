@@ -13,6 +13,8 @@ from typing import Annotated, TypeVar
 
 from pydantic import AfterValidator
 
+from changeover.machine.processes import COOKIE_VARIABLE
+
 T = TypeVar("T")
 
 # By the shape of the value: Hugging Face, OpenAI/Anthropic, GitHub, Slack, AWS, JSON Web Tokens, private keys.
@@ -25,6 +27,7 @@ _SHAPES = re.compile(
 _NAMES = re.compile(r"(api[-_]?key|_key|token|secret|password|passwd)$", re.IGNORECASE)
 _PLAIN = re.compile(r"[\d.]*|[./~].*")
 _LONG = 12
+_ASSIGNED = re.compile(r"(?P<name>[A-Za-z_-][\w-]*)=(?P<value>\S+)")
 
 
 def looks_secret(name: str, value: str) -> bool:
@@ -50,6 +53,19 @@ def secret_in_arguments(arguments: Sequence[str]) -> str | None:
             return name or f"argument {position}"
         before = argument if argument.startswith("-") else ""
     return None
+
+
+def without_secrets(text: str) -> str:
+    """Text of others (the end of a log) as it may stand in a journal: a job that prints its environment prints secrets,
+    the run's own cookie among them.
+    """
+    masked = _ASSIGNED.sub(_mask, text)
+    return _SHAPES.sub("***", masked)
+
+
+def _mask(found: re.Match[str]) -> str:
+    name, value = found.group("name", "value")
+    return f"{name}=***" if name == COOKIE_VARIABLE or looks_secret(name, value) else found.group()
 
 
 def _no_secret_variable(env: dict[str, str]) -> dict[str, str]:

@@ -13,6 +13,7 @@ from changeover.pipeline.context import PhaseFailed, PortTaken, RunContext
 from changeover.pipeline.follow import Throttle
 from changeover.pipeline.journal import EventName
 from changeover.pipeline.processes import SERVER, PhaseProcesses
+from changeover.pipeline.secrets import without_secrets
 from changeover.pipeline.spec import ServerSpec
 from changeover.teardown.launch import Owned
 
@@ -115,6 +116,6 @@ def _wait_until_ready(
     if not result.ready:
         raise PhaseFailed(
             expected=f"the server of phase {phase} to become ready",
-            seen=result.reason,
+            seen=without_secrets(result.reason),  # it repeats a line of the log
             todo=f"Its log: {owned.log}",
         )
