@@ -130,7 +130,7 @@ def test_the_share_is_about_the_one_asked_for() -> None:
 
 def test_the_shipped_prompts() -> None:
     laptop, bench = read_prompts(EXAMPLES / "laptop.jsonl"), read_prompts(EXAMPLES / "bench.jsonl")
-    assert (len(laptop), len(bench)) == (420, 24)
+    assert (len(laptop), len(bench)) == (280, 24)
     assert not {p.messages for p in laptop} & {p.messages for p in bench}
     assert max(p.characters for p in laptop) < 200
     assert 25 <= sum(is_held_out(p.id, 0.1) for p in laptop) <= 60
