@@ -123,7 +123,7 @@ def _facts(folder: Any) -> dict[str, Any]:
     phases = [
         {
             "name": phase.name,
-            "state": "done" if phase.done else ("unclear" if phase.unclear else "not done"),
+            "state": _phase_state(phase, runner_alive=pid is not None),
             "jobs_done": sorted(phase.jobs),
         }
         for phase in state.phases.values()
@@ -138,3 +138,13 @@ def _facts(folder: Any) -> dict[str, Any]:
         "pid": pid,
         "phases": phases,
     }
+
+
+def _phase_state(phase: Any, *, runner_alive: bool) -> str:
+    if phase.done:
+        return "done"
+    if (
+        phase.unclear
+    ):  # started, and the machine not proven clean since: normal only while somebody works on it
+        return "running" if runner_alive else "unclear"
+    return "not done"
