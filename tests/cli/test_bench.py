@@ -38,7 +38,7 @@ def test_bench_then_compare(prompts: Path, tmp_path: Path) -> None:
         with serving(Script()) as server:
             stdout, stderr = run("bench", "--url", server.url, *load, "--out", tmp_path / name, "--json")
         assert json.loads(stdout) == json.loads((tmp_path / name / "result.json").read_text())
-        assert "repeat 2 of 2 at 2: 3/3 requests, 24 tokens" in stderr
+        assert "bench: repeat 2 of 2 at 2, 3 of 3 requests, output tokens 24" in stderr
         assert len((tmp_path / name / "requests.jsonl").read_text().splitlines()) == 12
     files = [tmp_path / name / "result.json" for name in ("a", "b")]
     stdout, _ = run("compare", *files, "--json")

@@ -3,14 +3,10 @@ from typing import Any
 
 import pytest
 
-from changeover.cli.terminal import (
-    PLAIN_PROGRESS_PERIOD_S,
-    PlainView,
-    RichView,
-    describe,
-    progress_text,
-    summarise,
-)
+from changeover.cli import progress as progress_module
+from changeover.cli.progress import PLAIN_PROGRESS_PERIOD_S, ProgressLine, progress_text
+from changeover.cli.terminal import PlainView, RichView, describe, summarise
+from changeover.machine.progress import Progress
 
 
 @dataclass
@@ -59,7 +55,7 @@ def test_progress_has_amount_figures_and_time_left():
         "unit": "bytes",
         "detail": {"bytes_per_s": 2**21},
     }
-    assert progress_text("server", loading) == "server: reading 1.0 MiB of 256.0 MiB, 2.0 MiB a second"
+    assert progress_text("server", loading) == "server: reading, 1.0 MiB of 256.0 MiB, 2.0 MiB a second"
 
 
 @pytest.mark.parametrize("kind", ["bench", "train", "collect", "compare", "command", "unheard of"])
@@ -95,3 +91,19 @@ def test_the_live_view_takes_every_event_and_leaves_lines_behind(capsys):
     err = capsys.readouterr().err
     assert "run r[bold]" in err
     assert "clearance after p: dirty" in err
+
+
+def test_a_command_in_a_log_tells_its_first_and_its_last_progress(capsys):
+    with ProgressLine("train") as show:
+        for done in range(4):
+            show(Progress("train", done, 3, "steps"))
+    out = capsys.readouterr()
+    assert out.out == ""
+    assert out.err.splitlines() == ["train: 0 of 3 steps", "train: 3 of 3 steps"]
+
+
+def test_a_command_on_a_terminal_has_a_bar_and_leaves_the_screen_clean(capsys, monkeypatch):
+    monkeypatch.setattr(progress_module, "is_terminal", lambda: True)
+    with ProgressLine("collect") as show:
+        show(Progress("collect", 1, 3, "samples", {"tokens_per_s": 96.0}))
+    assert capsys.readouterr().out == ""

@@ -6,16 +6,15 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
 from typer import Option
 
-from changeover.cli.output import is_terminal, print_json, say
+from changeover.cli.output import print_json, say
+from changeover.cli.progress import ProgressLine
 from changeover.machine.errors import InvalidInput
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from changeover.machine.progress import Progress
 
 RESULT = "result.json"
 
@@ -75,9 +74,8 @@ def bench(
         out=out,
         timeout_s=timeout_s,
     )
-    result = run_bench(params, show_progress)
-    if is_terminal():
-        typer.echo("\r\x1b[K", nl=False, err=True)
+    with ProgressLine("bench") as show:
+        result = run_bench(params, show)
     if out is not None:
         write_result(result, out / RESULT)
     if as_json:
@@ -112,19 +110,6 @@ def parse_requests(text: str) -> int | None:
         raise InvalidInput(
             expected="a number of requests, or `all`", seen=text, todo="Give one of the two to --requests."
         ) from None
-
-
-def show_progress(progress: Progress) -> None:
-    """One line that rewrites itself on a terminal; nothing in a log but the end of each stage."""
-    detail = progress.detail
-    done = f"{progress.done:.0f}/{progress.total:.0f} {progress.unit}"
-    line = f"{progress.stage}: {done}, {detail['output_tokens']} tokens"
-    if detail["failed"]:
-        line += f", {detail['failed']} failed"
-    if is_terminal():
-        typer.echo(f"\r\x1b[K{line}", nl=False, err=True)
-    elif progress.done == progress.total:
-        say(line)
 
 
 def bench_table(result: dict[str, Any]) -> Table:

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 from typer import Option
 
-from changeover.cli.output import is_terminal, print_json, say
-
-if TYPE_CHECKING:
-    from changeover.machine.progress import Progress, ProgressSink
+from changeover.cli.output import print_json
+from changeover.cli.progress import ProgressLine
 
 app = typer.Typer(help="Drafters: train, evaluate, export.", no_args_is_help=True)
-
-_PLAIN_PERIOD_S = 10.0
 
 
 @app.command()
@@ -60,7 +55,8 @@ def train(
             **{name: value for name, value in given.items() if value is not None},
         }
     )
-    result = run_train(params, _progress_line())
+    with ProgressLine("train") as show:
+        result = run_train(params, show)
     if as_json:
         print_json(result)
         return
@@ -86,14 +82,15 @@ def evaluate(
     """Simulate the acceptance length that a greedy server would reach on the held-out samples."""
     from changeover.drafter.evaluate import evaluate as run_evaluate
 
-    result = run_evaluate(
-        states=states,
-        model=_model_folder(model),
-        drafter=drafter,
-        draft_tokens=draft_tokens,
-        device=device,
-        on_progress=_progress_line(),
-    )
+    with ProgressLine("evaluate") as show:
+        result = run_evaluate(
+            states=states,
+            model=_model_folder(model),
+            drafter=drafter,
+            draft_tokens=draft_tokens,
+            device=device,
+            on_progress=show,
+        )
     if as_json:
         print_json(result)
         return
@@ -133,24 +130,3 @@ def _say_evaluation(found: dict[str, Any]) -> None:
     )
     rates = ["none" if rate is None else f"{rate:.1%}" for rate in found["step_acceptance"]]
     typer.echo(f"accepted at each draft step: {', '.join(rates)}")
-
-
-def _progress_line() -> ProgressSink:
-    """One line that rewrites itself on a terminal; elsewhere a line every ten seconds and at each end."""
-    last = {"at": float("-inf")}
-
-    def show(progress: Progress) -> None:
-        ended = progress.done == progress.total
-        figures = ", ".join(
-            f"{name} {value:,.4g}" if isinstance(value, float) else f"{name} {value}"
-            for name, value in progress.detail.items()
-            if value is not None
-        )
-        line = f"{progress.stage}: {progress.done:.0f}/{progress.total or 0:.0f} {progress.unit}, {figures}"
-        if is_terminal():
-            typer.echo(f"\r\x1b[K{line}", nl=ended, err=True)
-        elif ended or time.monotonic() - last["at"] >= _PLAIN_PERIOD_S:
-            last["at"] = time.monotonic()
-            say(line)
-
-    return show

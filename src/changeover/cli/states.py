@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer import Argument, Option
 
-from changeover.cli.output import is_terminal, print_json, say
+from changeover.cli.output import print_json, say
+from changeover.cli.progress import ProgressLine
 from changeover.machine.errors import ChangeoverError, InvalidInput
 
 if TYPE_CHECKING:
-    from changeover.machine.progress import Progress, ProgressSink
     from changeover.states.reader import StatesReader
     from changeover.states.verify import Verification
 
 app = typer.Typer(help="Hidden states: collect, verify, inspect.", no_args_is_help=True)
-
-_PLAIN_PERIOD_S = 10.0
 
 
 @app.command()
@@ -72,7 +69,8 @@ def collect(
             "disk_reserve_bytes": reserve_mib * 2**20,
         }
     )
-    result = run_collect(params, _progress_line())
+    with ProgressLine("collect") as show:
+        result = run_collect(params, show)
     if as_json:
         print_json(result)
         return
@@ -96,19 +94,18 @@ def verify(
     as_json: Annotated[bool, Option("--json", help="Print the result as one JSON object.")] = False,
 ) -> None:
     """Check every line, header and size, and the hashes of the samples; name what is damaged."""
+    from changeover.machine.progress import Progress
     from changeover.states.verify import verify as run_verify
 
     if sample is not None and every:
         raise InvalidInput(expected="--sample or --all", seen="both", todo="Give one of them.")
     share = 1.0 if sample is None else _share(sample)
-    show = _progress_line()
-
-    def on_record(done: int, total: int) -> None:
-        from changeover.machine.progress import Progress
-
-        show(Progress("verify", done, total, "samples"))
-
-    found = run_verify(folder, share=share, on_record=on_record)
+    with ProgressLine("verify") as show:
+        found = run_verify(
+            folder,
+            share=share,
+            on_record=lambda done, total: show(Progress("verify", done, total, "samples")),
+        )
     if as_json:
         print_json(found.to_json())
     else:
@@ -174,26 +171,6 @@ def _print_verification(folder: Path, found: Verification) -> None:
     state = "sealed" if found.sealed else "not sealed"
     verdict = f"{len(found.damages)} damages" if found.damages else "whole"
     typer.echo(f"{folder}: {verdict}; {looked}; {state}")
-
-
-def _progress_line() -> ProgressSink:
-    """One line that rewrites itself on a terminal; elsewhere a line every ten seconds and at each end."""
-    last = {"at": float("-inf")}
-
-    def show(progress: Progress) -> None:
-        ended = progress.done == progress.total
-        figures = ", ".join(f"{k} {v}" for k, v in progress.detail.items() if v is not None)
-        total = "" if progress.total is None else f"/{progress.total:.0f}"
-        line = f"{progress.stage}: {progress.done:.0f}{total} {progress.unit}" + (
-            f", {figures}" if figures else ""
-        )
-        if is_terminal():
-            typer.echo(f"\r\x1b[K{line}", nl=ended, err=True)
-        elif ended or time.monotonic() - last["at"] >= _PLAIN_PERIOD_S:
-            last["at"] = time.monotonic()
-            say(line)
-
-    return show
 
 
 def _numbers(text: str) -> list[int]:

@@ -9,6 +9,7 @@ import sys
 from typing import Any, Protocol
 
 from changeover.cli.output import is_terminal
+from changeover.cli.progress import PLAIN_PROGRESS_PERIOD_S, LiveBar, progress_text
 
 
 class SeenEvent(Protocol):
@@ -20,9 +21,6 @@ class SeenEvent(Protocol):
     def event(self) -> str: ...
     @property
     def data(self) -> dict[str, Any]: ...
-
-
-PLAIN_PROGRESS_PERIOD_S = 10.0
 
 
 def describe(event: SeenEvent) -> str | None:
@@ -100,35 +98,6 @@ def summarise(kind: str, result: dict[str, Any]) -> str:
     return ""
 
 
-def progress_text(name: str, progress: dict[str, Any]) -> str:
-    """``collect: answering 120 of 400 samples, 96.0 tokens a second, 0:41 left``."""
-    unit, total = progress["unit"], progress.get("total")
-    amount = _figure(progress["done"], unit) + (f" of {_figure(total, unit)}" if total else "")
-    detail = dict(progress.get("detail", {}))
-    left_s = detail.pop("eta_s", None)
-    stage = "" if progress["stage"] == name else f" {progress['stage']}"
-    parts = [f"{name}:{stage} {amount} {'' if unit == 'bytes' else unit}".rstrip()]
-    parts += [_detail(key, value) for key, value in detail.items() if value not in (None, 0)]
-    if isinstance(left_s, int | float) and left_s > 0:
-        parts.append(f"{int(left_s // 60)}:{int(left_s % 60):02d} left")
-    return ", ".join(parts)
-
-
-def _detail(key: str, value: float | int | str) -> str:
-    if key.endswith("_per_s"):
-        unit = key.removesuffix("_per_s")
-        return f"{_figure(value, unit)}{'' if unit == 'bytes' else ' ' + unit} a second"
-    return f"{key.replace('_', ' ')} {_figure(value, key)}"
-
-
-def _figure(value: float | int | str, unit: str) -> str:
-    if isinstance(value, str):
-        return value
-    if unit == "bytes":
-        return f"{value / 2**20:,.1f} MiB" if value < 2**30 else f"{value / 2**30:,.2f} GiB"
-    return f"{value:,}" if isinstance(value, int) else f"{value:,.4g}"
-
-
 def seconds(value: float) -> str:
     return f"{value:.1f} s" if value < 100 else f"{int(value // 60)} min {int(value % 60)} s"
 
@@ -164,65 +133,22 @@ class RichView:
     """The same lines, with a bar, rate and time left for what goes on."""
 
     def __init__(self) -> None:
-        from rich.console import Console
-        from rich.progress import (
-            BarColumn,
-            Progress,
-            SpinnerColumn,
-            TextColumn,
-            TimeElapsedColumn,
-            TimeRemainingColumn,
-        )
-
-        self._console = Console(stderr=True, highlight=False)
-        self._bars = Progress(
-            SpinnerColumn(),
-            TextColumn("{task.description}"),
-            BarColumn(bar_width=24),
-            TimeElapsedColumn(),
-            TextColumn("left"),
-            TimeRemainingColumn(),
-            console=self._console,
-            transient=True,
-        )
-        self._task: Any = None
-        self._name = ""
-        self._bars.start()
+        self._bar = LiveBar()
 
     def __call__(self, event: SeenEvent) -> None:
         if event.event in ("job.progress", "server.loading"):
-            self._show(event.data.get("job", "loading"), event.data["progress"])
+            self._bar.show(event.data.get("job", "loading"), event.data["progress"])
             return
         if event.event == "changeover.stage":
             stage = {"stage": event.data["stage"], "done": 0, "total": None, "unit": "", "detail": {}}
-            self._show("changeover", stage)
+            self._bar.show("changeover", stage)
             return
         text = describe(event)
         if text is not None:
-            self._end_bar()
-            self._console.print(text, markup=False, style=_style(event))
-
-    def _show(self, name: str, progress: dict[str, Any]) -> None:
-        label = f"{name}/{progress['stage']}"
-        if label != self._name:
-            self._end_bar()
-            self._task = self._bars.add_task("", total=progress.get("total"))
-            self._name = label
-        self._bars.update(
-            self._task,
-            description=progress_text(name, progress),
-            completed=progress["done"],
-            total=progress.get("total"),
-        )
-
-    def _end_bar(self) -> None:
-        if self._task is not None:
-            self._bars.remove_task(self._task)
-        self._task, self._name = None, ""
+            self._bar.print(text, style=_style(event))
 
     def close(self) -> None:
-        self._end_bar()
-        self._bars.stop()
+        self._bar.close()
 
 
 def _style(event: SeenEvent) -> str:
