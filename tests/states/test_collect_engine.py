@@ -134,13 +134,17 @@ def test_a_server_killed_in_the_middle_ends_the_collection_soon(
 @pytest.mark.engine
 @pytest.mark.slow
 def test_the_real_models_answers(tmp_path: Path, staging: Path, model_dir: Path) -> None:
+    asked = [{"id": "france", "prompt": "What is the capital of France?"}]
+    shipped = [json.loads(line) for line in LAPTOP_PROMPTS.read_text().splitlines()[:5]]
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text("\n".join(json.dumps(line) for line in asked + shipped))
     facts = {
+        "prompts": str(prompts),
         "hidden": 576,
         "layers": 30,
         "vocab": 49152,
         "boundaries": [2, 15, 27],
         "max_tokens": 24,
-        "limit": 6,
     }
     with start_embedded(model_dir, "--capture-dir", str(staging), log=tmp_path / "log") as server:
         result = collect(CollectParams.from_json(tiny_params(tmp_path, server.url, model_dir, **facts)))
@@ -149,4 +153,4 @@ def test_the_real_models_answers(tmp_path: Path, staging: Path, model_dir: Path)
     answers = {
         line.value["id"]: line.value for line in read_lines(tmp_path / "states/answers.jsonl") if line.value
     }
-    assert "Paris" in answers["facts-001"]["text"]
+    assert "Paris" in answers["france"]["text"]

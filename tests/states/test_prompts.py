@@ -133,4 +133,5 @@ def test_the_shipped_prompts() -> None:
     assert (len(laptop), len(bench)) == (280, 24)
     assert not {p.messages for p in laptop} & {p.messages for p in bench}
     assert max(p.characters for p in laptop) < 200
-    assert 25 <= sum(is_held_out(p.id, 0.1) for p in laptop) <= 60
+    # the share that examples/laptop.yaml holds out: enough for an interval, most left to train on
+    assert 25 <= sum(is_held_out(p.id, 0.15) for p in laptop) <= 60
