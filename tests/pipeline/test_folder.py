@@ -11,8 +11,9 @@ import pytest
 from changeover.machine.errors import InvalidInput
 from changeover.pipeline.folder import RunBusy, RunFolder, create_run, find_run, list_runs, newest_run_of
 from changeover.pipeline.follow import Tail, Throttle, log_tail, read_progress
-from changeover.pipeline.outputs import changed_outputs, record_outputs, write_json
+from changeover.pipeline.outputs import changed_outputs, record_outputs
 from changeover.pipeline.working import prepare_folder
+from changeover.states.durable import replace_json
 
 HOLD = """
 import sys, time
@@ -106,7 +107,7 @@ def test_a_pipeline_is_resumed_by_its_own_newest_run(tmp_path):
         run.journal.touch()
         os.utime(run.journal, (time.time() - age,) * 2)
         if name is not None:
-            write_json(run.description, {"name": name})
+            replace_json(run.description, {"name": name})
     assert newest_run_of("a", tmp_path) == runs[1]
     assert newest_run_of("a-b", tmp_path) == runs[2]
     with pytest.raises(InvalidInput, match="a run of pipeline `b`"):
@@ -133,7 +134,7 @@ def test_an_output_that_is_not_there_is_an_error(tmp_path):
 
 def test_a_result_is_strict_json_or_absent(tmp_path):
     with pytest.raises(ValueError, match="JSON compliant"):
-        write_json(tmp_path / "result.json", {"x": float("inf")})
+        replace_json(tmp_path / "result.json", {"x": float("inf")})
     assert not (tmp_path / "result.json").exists()
 
 
@@ -173,9 +174,9 @@ def test_the_tail_of_a_log_is_its_last_lines(tmp_path):
 
 def test_a_job_folder_stays_for_the_same_question_and_is_set_aside_for_another(tmp_path):
     folder = prepare_folder(tmp_path / "train", "digest")
-    write_json(folder / "job.json", {"digest": "digest"})
+    replace_json(folder / "job.json", {"digest": "digest"})
     (folder / "checkpoint").write_text("precious")
-    write_json(folder / "failure.json", {"seen": "what an earlier try failed of"})
+    replace_json(folder / "failure.json", {"seen": "what an earlier try failed of"})
     assert (prepare_folder(folder, "digest") / "checkpoint").exists()
     assert not (folder / "failure.json").exists()
     assert not (prepare_folder(folder, "another") / "checkpoint").exists()

@@ -10,9 +10,10 @@ from changeover.pipeline.digest import job_digest, phase_digest
 from changeover.pipeline.folder import create_run
 from changeover.pipeline.journal import Event
 from changeover.pipeline.load import check_pipeline
-from changeover.pipeline.outputs import record_outputs, write_json
+from changeover.pipeline.outputs import record_outputs
 from changeover.pipeline.phase import jobs_to_do
 from changeover.pipeline.state import read_state
+from changeover.states.durable import replace_json
 from tests.pipeline.stub.run import MODEL
 
 
@@ -47,7 +48,7 @@ def finish(context, name, figure):
     (job,) = (job for job in context.spec.phases[0].jobs if job.name == name)
     folder = context.folder.job(0, "one", name)
     folder.mkdir(parents=True, exist_ok=True)
-    write_json(folder / "result.json", {"figure": figure})
+    replace_json(folder / "result.json", {"figure": figure})
     digest = job_digest("one", job, read_state(context.journal.events))
     outputs = record_outputs(folder, ["result.json"])
     write(

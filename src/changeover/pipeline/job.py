@@ -15,8 +15,8 @@ from typing import Any
 
 from changeover.machine.errors import ChangeoverError
 from changeover.machine.progress import Progress
-from changeover.pipeline.outputs import write_json
 from changeover.pipeline.work import WORK
+from changeover.states.durable import replace_json
 
 # the runner looks about five times a second; more lines would only be read and dropped
 _PERIOD_S = 0.2
@@ -47,7 +47,7 @@ def run_job(folder: Path) -> int:
         (folder / stale).unlink(missing_ok=True)
     try:
         result = WORK[request["kind"]](request["params"], ProgressFile(folder / "progress.jsonl"))
-        write_json(folder / "result.json", result)
+        replace_json(folder / "result.json", result)
     except ChangeoverError as error:
         return _fail(folder, error.to_json())
     except Exception as error:  # noqa: BLE001 - whatever it was, the runner is told and the log has the traceback
@@ -66,7 +66,7 @@ def run_job(folder: Path) -> int:
 
 def _fail(folder: Path, failure: dict[str, Any]) -> int:
     print(json.dumps(failure), file=sys.stderr, flush=True)
-    write_json(folder / "failure.json", failure)
+    replace_json(folder / "failure.json", failure)
     return 1
 
 

@@ -22,6 +22,7 @@ from typing import Any
 
 from changeover.machine.clock import Clock
 from changeover.machine.errors import ChangeoverError
+from changeover.states.durable import sync_folder
 
 
 class EventName(StrEnum):
@@ -143,7 +144,7 @@ class Journal:
         self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
         self._end = good[-1][1] if good else 0
         os.ftruncate(self._fd, self._end)
-        _fsync_directory(path.parent)
+        sync_folder(path.parent)
         self.events: list[Event] = [event for event, _ in good]
 
     def listen(self, listener: Callable[[Event], None]) -> None:
@@ -195,11 +196,3 @@ class Journal:
 
     def close(self) -> None:
         os.close(self._fd)
-
-
-def _fsync_directory(folder: Path) -> None:
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
-import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -38,22 +36,6 @@ def changed_outputs(folder: Path, recorded: Iterable[dict[str, Any]]) -> list[st
         if now != entry:
             problems.append(f"{entry['path']}: expected {entry['bytes']} bytes with sha256 {entry['sha256']}")
     return problems
-
-
-def write_json(path: Path, value: Any) -> None:
-    """Strict JSON, complete or absent: temporary name in the same folder, fsync, rename, fsync of the folder."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    with temporary.open("w", encoding="utf-8") as file:
-        json.dump(value, file, allow_nan=False, indent=2, sort_keys=True)
-        file.write("\n")
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.rename(path)
-    fd = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
 
 
 def _describe(folder: Path, path: Path) -> dict[str, Any]:

@@ -21,12 +21,12 @@ from changeover.pipeline.folder import RunFolder
 from changeover.pipeline.follow import Interrupted, Interrupts
 from changeover.pipeline.journal import Event, EventName, Journal
 from changeover.pipeline.load import check_pipeline
-from changeover.pipeline.outputs import write_json
 from changeover.pipeline.phase import is_phase_done, run_phase
 from changeover.pipeline.spec import PipelineSpec
 from changeover.pipeline.state import read_state
 from changeover.pipeline.targets import baseline_of, targets_of_phase
 from changeover.report.page import render_page
+from changeover.states.durable import replace_json
 from changeover.teardown.claim import claim
 
 INTERRUPTED_EXIT = 130
@@ -56,7 +56,7 @@ def start_run(
             "pid": os.getpid(),
             "model": model.to_json(),
         }
-        write_json(folder.description, description)
+        replace_json(folder.description, description)
         journal.append(EventName.RUN_STARTED, **description)
         return _go(folder, spec, lambda: model, machine, journal)
 

@@ -28,8 +28,6 @@ class StartedProcess:
     kind: str
     ports: tuple[int, ...] = ()
     files: tuple[str, ...] = ()
-    engine: str | None = None
-    url: str | None = None
     leader: ProcessIdentity | None = None
     members: set[ProcessIdentity] = field(default_factory=set)
     segments: list[dict[str, Any]] = field(default_factory=list)
@@ -129,9 +127,7 @@ def _apply_to_phase(state: RunState, phase: PhaseState, event: Event) -> None:
         case EventName.BASELINE_TAKEN:
             phase.baseline = data["baseline"]
         case EventName.SERVER_STARTING:
-            phase.processes["server"] = StartedProcess(
-                "server", "server", ports=tuple(data["ports"]), engine=data["engine"], url=data["url"]
-            )
+            phase.processes["server"] = StartedProcess("server", "server", ports=tuple(data["ports"]))
         case EventName.JOB_STARTING:
             phase.processes[data["job"]] = StartedProcess(
                 data["job"], data["kind"], files=tuple(data["files"])

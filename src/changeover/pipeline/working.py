@@ -11,10 +11,11 @@ from changeover.pipeline.context import PhaseFailed, RunContext
 from changeover.pipeline.digest import job_digest
 from changeover.pipeline.follow import Tail, Throttle, log_tail, read_progress
 from changeover.pipeline.journal import EventName
-from changeover.pipeline.outputs import record_outputs, write_json
+from changeover.pipeline.outputs import record_outputs
 from changeover.pipeline.processes import PhaseProcesses
 from changeover.pipeline.spec import JobSpec
 from changeover.pipeline.work import OUTPUTS, job_environment, job_params
+from changeover.states.durable import replace_json
 from changeover.teardown.launch import Owned
 
 _LOOK_S = 0.2
@@ -29,7 +30,7 @@ def run_job(
     digest = context.state().phase(phase).digest
     folder = prepare_folder(context.folder.job(index, phase, job.name), digest)
     params = job_params(context, job, folder, url, index)
-    write_json(folder / "job.json", {"kind": job.kind, "digest": digest, "params": params})
+    replace_json(folder / "job.json", {"kind": job.kind, "digest": digest, "params": params})
     tail = Tail(folder / "progress.jsonl")
     journal, clock = context.journal, context.machine.clock
     named = {"phase": phase, "job": job.name, "kind": job.kind}
