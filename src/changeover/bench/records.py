@@ -16,6 +16,7 @@ from typing import Any, Self
 from changeover.bench.answer import Answer
 from changeover.bench.metrics import Repeat, time_answer
 from changeover.machine.errors import InvalidInput
+from changeover.states.durable import replace_json
 
 
 class RequestRecords:
@@ -88,12 +89,7 @@ def record(repeat: Repeat, answer: Answer) -> dict[str, Any]:
 def write_result(result: dict[str, Any], path: Path) -> None:
     """The result as strict JSON, by temporary file and rename."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f"{path.name}.partial")
-    with partial.open("w", encoding="utf-8") as file:
-        json.dump(result, file, allow_nan=False, indent=1)
-        file.flush()
-        os.fsync(file.fileno())
-    partial.replace(path)
+    replace_json(path, result)
 
 
 def read_result(path: Path) -> dict[str, Any]:
