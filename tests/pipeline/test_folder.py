@@ -8,12 +8,12 @@ import time
 
 import pytest
 
+from changeover.machine.durable import replace_json
 from changeover.machine.errors import InvalidInput
 from changeover.pipeline.folder import RunBusy, RunFolder, create_run, find_run, list_runs, newest_run_of
 from changeover.pipeline.follow import Tail, Throttle, log_tail, read_progress
 from changeover.pipeline.outputs import changed_outputs, record_outputs
 from changeover.pipeline.working import prepare_folder
-from changeover.states.durable import replace_json
 
 HOLD = """
 import sys, time

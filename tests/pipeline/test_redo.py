@@ -4,6 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from changeover.machine.durable import replace_json
 from changeover.machine.errors import InvalidInput
 from changeover.pipeline.context import RunContext
 from changeover.pipeline.digest import job_digest, phase_digest
@@ -13,7 +14,6 @@ from changeover.pipeline.load import check_pipeline
 from changeover.pipeline.outputs import record_outputs
 from changeover.pipeline.phase import jobs_to_do
 from changeover.pipeline.state import read_state
-from changeover.states.durable import replace_json
 from tests.pipeline.stub.run import MODEL
 
 

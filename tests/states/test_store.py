@@ -18,8 +18,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors import safe_open
 
+from changeover.machine import durable
 from changeover.machine.errors import InvalidInput
-from changeover.states import durable, layout
+from changeover.states import layout
 from changeover.states.store import StatesReader, StatesWriter, StoreBusy, StoreDamaged, StoreFull
 from tests.states.samples import BOUNDARIES, HIDDEN, assert_same, make_sample, small_manifest
 

@@ -15,8 +15,8 @@ from typing import Any, Self
 
 from changeover.bench.answer import Answer
 from changeover.bench.metrics import Repeat, time_answer
+from changeover.machine.durable import replace_json
 from changeover.machine.errors import InvalidInput
-from changeover.states.durable import replace_json
 
 
 class RequestRecords:

@@ -13,10 +13,10 @@ import traceback
 from pathlib import Path
 from typing import Any
 
+from changeover.machine.durable import replace_json
 from changeover.machine.errors import ChangeoverError
 from changeover.machine.progress import Progress
 from changeover.pipeline.work import WORK
-from changeover.states.durable import replace_json
 
 # the runner looks about five times a second; more lines would only be read and dropped
 _PERIOD_S = 0.2

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from changeover import __version__
 from changeover.engines.models import ModelFacts
+from changeover.machine.durable import replace_json
 from changeover.machine.errors import ChangeoverError, InvalidInput
 from changeover.machine.protocol import Machine
 from changeover.pipeline.changeover import change_over
@@ -26,7 +27,6 @@ from changeover.pipeline.spec import PipelineSpec
 from changeover.pipeline.state import read_state
 from changeover.pipeline.targets import baseline_of, targets_of_phase
 from changeover.report.page import render_page
-from changeover.states.durable import replace_json
 from changeover.teardown.claim import claim
 
 INTERRUPTED_EXIT = 130

@@ -7,6 +7,7 @@ import signal
 import sys
 from pathlib import Path
 
+from changeover.machine.durable import replace_json
 from changeover.pipeline.context import PhaseFailed, RunContext
 from changeover.pipeline.digest import job_digest
 from changeover.pipeline.follow import Tail, Throttle, log_tail, read_progress
@@ -15,7 +16,6 @@ from changeover.pipeline.outputs import record_outputs
 from changeover.pipeline.processes import PhaseProcesses
 from changeover.pipeline.spec import JobSpec
 from changeover.pipeline.work import OUTPUTS, job_environment, job_params
-from changeover.states.durable import replace_json
 from changeover.teardown.launch import Owned
 
 _LOOK_S = 0.2

@@ -9,8 +9,9 @@ from pathlib import Path
 import numpy as np
 import xxhash
 
+from changeover.machine import durable
 from changeover.machine.errors import InvalidInput
-from changeover.states import durable, layout
+from changeover.states import layout
 from changeover.states.errors import StoreDamaged
 from changeover.states.layout import Entry, Sample
 from changeover.states.manifest import read_manifest

@@ -21,8 +21,9 @@ from typing import Any, Self
 import numpy as np
 import xxhash
 
+from changeover.machine import durable
 from changeover.machine.errors import InvalidInput
-from changeover.states import durable, layout, lines
+from changeover.states import layout, lines
 from changeover.states.errors import StoreBusy, StoreDamaged, StoreFull
 from changeover.states.layout import Entry, Sample
 from changeover.states.manifest import MANIFEST_NAME, Manifest, read_manifest
