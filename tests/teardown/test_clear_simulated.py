@@ -35,6 +35,7 @@ class Gauge:
     def __init__(self, running: Callable[[int], int | None]) -> None:
         self.begun = 0
         self.asked = 0
+        self.was_cut = False
         self._running = running
 
     def begin(self) -> None:
@@ -43,6 +44,12 @@ class Gauge:
     def running(self) -> int | None:
         self.asked += 1
         return self._running(self.asked)
+
+    def proves_idle(self) -> bool:
+        return False
+
+    def cut(self) -> None:
+        self.was_cut = True
 
 
 def test_a_willing_server_ends_by_sigterm_to_its_leader_alone() -> None:

@@ -146,6 +146,12 @@ class ServerDrain:
         reading = self.engine.load(self.url)
         return None if reading is None else reading.total
 
+    def proves_idle(self) -> bool:
+        return False
+
+    def cut(self) -> None:
+        pass
+
 
 def is_healthy(url: str) -> bool:
     """``/health`` answers 200; every engine here has it."""

@@ -33,6 +33,7 @@ from changeover.machine.processes import (
 )
 from changeover.machine.protocol import Delivery, Handle, Holder
 from changeover.machine.shm import SHM_ROOT, Segment, SegmentFacts, read_segments, unlink_segment
+from changeover.machine.sockets import SocketFile, UnixSocket, read_sockets, unlink_socket
 
 _PIDFD_RETRY_S = 0.01
 
@@ -102,7 +103,15 @@ class LocalMachine:
             for held in read_open_paths(process.pid, prefixes=wanted)
         )
 
-    def spawn(self, argv: Sequence[str], *, env: Mapping[str, str], cwd: Path, log: Path) -> ProcessIdentity:
+    def spawn(
+        self,
+        argv: Sequence[str],
+        *,
+        env: Mapping[str, str],
+        cwd: Path,
+        log: Path,
+        cgroup: str | None = None,
+    ) -> ProcessIdentity:
         with log.open("ab") as sink:
             child = subprocess.Popen(
                 list(argv),
@@ -236,6 +245,27 @@ class LocalMachine:
 
     def unlink(self, segment: Segment) -> bool:
         return unlink_segment(segment)
+
+    def sockets(self) -> tuple[UnixSocket, ...]:
+        return read_sockets()
+
+    def unlink_socket(self, file: SocketFile) -> bool:
+        return unlink_socket(file)
+
+    def make_cgroup(self, name: str) -> str | None:
+        return None
+
+    def cgroup_of(self, pid: int) -> str | None:
+        return None
+
+    def cgroup_populated(self, path: str) -> bool | None:
+        return None
+
+    def kill_cgroup(self, path: str) -> bool:
+        return False
+
+    def remove_cgroup(self, path: str) -> bool:
+        return False
 
     @contextmanager
     def uninterrupted(self) -> Iterator[None]:

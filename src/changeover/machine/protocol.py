@@ -19,6 +19,7 @@ from changeover.machine.gpus import ContextReading, GpuReading
 from changeover.machine.ports import Listener, PortReading
 from changeover.machine.processes import OpenPath, ProcessFacts, ProcessIdentity
 from changeover.machine.shm import Segment, SegmentFacts
+from changeover.machine.sockets import SocketFile, UnixSocket
 
 
 @dataclass(frozen=True)
@@ -87,8 +88,38 @@ class Machine(Protocol):
         """Who holds a path that starts with one of the prefixes (``/dev/nvidia``, ``socket:[123]``)."""
         ...
 
-    def spawn(self, argv: Sequence[str], *, env: Mapping[str, str], cwd: Path, log: Path) -> ProcessIdentity:
-        """Start a program in a session of its own; raises OSError where it cannot be started."""
+    def spawn(
+        self,
+        argv: Sequence[str],
+        *,
+        env: Mapping[str, str],
+        cwd: Path,
+        log: Path,
+        cgroup: str | None = None,
+    ) -> ProcessIdentity:
+        """Start a program in a session of its own, inside the cgroup before its first instruction where one is
+        given; raises OSError where it cannot be started.
+        """
+        ...
+
+    def make_cgroup(self, name: str) -> str | None:
+        """A new, empty cgroup (v2) of our own, by path; None where the hierarchy is not ours to write."""
+        ...
+
+    def cgroup_of(self, pid: int) -> str | None:
+        """The cgroup (v2) that the process is in, by path; None where nobody has the pid or there is no v2."""
+        ...
+
+    def cgroup_populated(self, path: str) -> bool | None:
+        """``cgroup.events``: whether anything lives in it or below; None where there is no such cgroup."""
+        ...
+
+    def kill_cgroup(self, path: str) -> bool:
+        """SIGKILL for everything in it and below, atomically (``cgroup.kill``); False where that cannot be."""
+        ...
+
+    def remove_cgroup(self, path: str) -> bool:
+        """Take an empty cgroup away; False where it is not empty or not there."""
         ...
 
     def spawned(self) -> frozenset[ProcessIdentity]:
@@ -136,6 +167,12 @@ class Machine(Protocol):
     def segments(self) -> Mapping[Segment, SegmentFacts]: ...
 
     def unlink(self, segment: Segment) -> bool: ...
+
+    def sockets(self) -> tuple[UnixSocket, ...]:
+        """Bound unix sockets that have a file."""
+        ...
+
+    def unlink_socket(self, file: SocketFile) -> bool: ...
 
     def uninterrupted(self) -> AbstractContextManager[None]:
         """Ctrl-C and SIGTERM to ourselves take effect only after the block."""

@@ -21,6 +21,7 @@ from changeover.machine.simulated_world import (
     SimulatedGpu,
     SimulatedProcess,
 )
+from changeover.machine.sockets import SocketFile, UnixSocket
 
 OWN_PID = 500
 SHELL_PID = 400
@@ -37,6 +38,9 @@ class SimulatedMachine:
         self._processes: list[SimulatedProcess] = []
         self._spawned: set[ProcessIdentity] = set()
         self._segments: dict[Segment, SegmentFacts] = {}
+        self._cgroups: set[str] = set()
+        self.has_cgroups = False
+        self.bound_sockets: dict[SocketFile, int] = {}  # by the pid that has it bound
         self._adopts_orphans = adopts_orphans
         self.simulated_gpus = {gpu.uuid: gpu for gpu in gpus}
         self.driver_hangs = False
@@ -123,11 +127,20 @@ class SimulatedMachine:
             if held.path.startswith(tuple(prefixes))
         )
 
-    def spawn(self, argv: Sequence[str], *, env: Mapping[str, str], cwd: Path, log: Path) -> ProcessIdentity:
+    def spawn(
+        self,
+        argv: Sequence[str],
+        *,
+        env: Mapping[str, str],
+        cwd: Path,
+        log: Path,
+        cgroup: str | None = None,
+    ) -> ProcessIdentity:
         pid = max(one.pid for one in self._processes) + 1
         started = self.on_spawn(pid)
         started.ppid, started.sid, started.pgid = OWN_PID, pid, pid
         started.cookie, started.command = env.get("CHANGEOVER_COOKIE"), tuple(argv)
+        started.cgroup = cgroup
         started.unreaped = True  # until reap()
         identity = self.add(started).identity(self._boot_id)
         self._spawned.add(identity)
@@ -221,6 +234,49 @@ class SimulatedMachine:
     def unlink(self, segment: Segment) -> bool:
         self.unlinked.append(segment.path)
         return self._segments.pop(segment, None) is not None
+
+    def sockets(self) -> tuple[UnixSocket, ...]:
+        living = {one.pid for one in self._processes if one.alive}
+        return tuple(
+            UnixSocket(file.inode, file) for file, pid in self.bound_sockets.items() if pid in living
+        )
+
+    def unlink_socket(self, file: SocketFile) -> bool:
+        self.unlinked.append(file.path)
+        return self.bound_sockets.pop(file, None) is not None
+
+    def make_cgroup(self, name: str) -> str | None:
+        if not self.has_cgroups:
+            return None
+        path = f"/sys/fs/cgroup/{name}"
+        self._cgroups.add(path)
+        return path
+
+    def cgroup_of(self, pid: int) -> str | None:
+        one = self._at(pid)
+        return one.cgroup if one is not None else None
+
+    def cgroup_populated(self, path: str) -> bool | None:
+        self._settle()
+        return any(one.alive for one in self._in_cgroup(path)) if path in self._cgroups else None
+
+    def kill_cgroup(self, path: str) -> bool:
+        if path not in self._cgroups:
+            return False
+        for one in self._in_cgroup(path):
+            self.signals.append((self._clock.now_s, one.pid, "SIGKILL"))
+            if one.alive and one.kill_s is not None:
+                self._dies_in(one, one.kill_s)
+        return True
+
+    def remove_cgroup(self, path: str) -> bool:
+        if self.cgroup_populated(path) is not False:
+            return False
+        self._cgroups.discard(path)
+        return True
+
+    def _in_cgroup(self, path: str) -> list[SimulatedProcess]:
+        return [one for one in self._processes if one.cgroup == path]
 
     @contextmanager
     def watching_gpus(self) -> Iterator[None]:

@@ -46,6 +46,7 @@ class SimulatedProcess:
     start_ticks: int = 0
     comm: str = "worker"
     cookie: str | None = None
+    cgroup: str | None = None
     uid: int = 0
     command: tuple[str, ...] = ()
     term_s: float | None = 0.1

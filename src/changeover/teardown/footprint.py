@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from enum import StrEnum
 from typing import Any, Protocol
 
 from changeover.machine.errors import InvalidInput
@@ -11,6 +12,7 @@ from changeover.machine.gpus import Presence
 from changeover.machine.processes import ProcessIdentity
 from changeover.machine.protocol import Machine
 from changeover.machine.shm import Segment
+from changeover.machine.sockets import SocketFile
 
 _PROBE_TIMEOUT_S = 10.0
 
@@ -33,6 +35,27 @@ class Drain(Protocol):
     def running(self) -> int | None:
         """Requests running and waiting now; None where the server does not say."""
         ...
+
+    def proves_idle(self) -> bool:
+        """An exact proof that nothing runs, where the engine gives one (SGLang answers ``/flush_cache`` with 200 then
+        only); False where it gives none.
+        """
+        ...
+
+    def cut(self) -> None:
+        """End what still runs, at the drain's deadline, where the server can."""
+        ...
+
+
+class StopPolicy(StrEnum):
+    """How a server is ended once it is idle.
+
+    FAST skips the courtesy of SIGTERM for a server that is proven idle: it has nothing left to finish, and the kernel
+    gives its memory back sooner than the engine's own shutdown does (SGLang: 4.2 to 4.6 s on an H200).
+    """
+
+    GRACEFUL = "graceful"
+    FAST = "fast"
 
 
 @dataclass(frozen=True)
@@ -126,8 +149,11 @@ class Target:
 
     ``leader`` and ``sid`` are None where Changeover died between starting the process and writing it down:
     then the cookie alone proves. ``members`` were seen as its descendants (``clear.observe``), ``segments``
-    were seen held by one of them. ``files`` are folders or files that it writes. The cookie is a secret:
-    never in ``to_json``, nor in a repr.
+    were seen held by one of them, ``sockets`` are files of unix sockets that one of them had bound, ``derived_ports``
+    were listened on by one of them beyond the declared ``ports``. ``files`` are folders or files that it writes.
+    ``cgroup`` is the one that we made for it. ``adopted`` is empty for what we launched; for a server of somebody
+    else it holds the evidence of each member that the user's word covers. The cookie is a secret: never in
+    ``to_json``, nor in a repr.
     """
 
     name: str
@@ -139,6 +165,11 @@ class Target:
     ports: tuple[int, ...] = ()
     files: tuple[str, ...] = ()
     drain: Drain | None = field(default=None, compare=False, repr=False)
+    sockets: frozenset[SocketFile] = frozenset()
+    derived_ports: tuple[int, ...] = ()
+    cgroup: str | None = None
+    adopted: Mapping[ProcessIdentity, str] = field(default_factory=dict)
+    stop: StopPolicy = StopPolicy.GRACEFUL
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -149,11 +180,16 @@ class Target:
             "segments": [segment.to_json() for segment in sorted(self.segments)],
             "ports": list(self.ports),
             "files": list(self.files),
+            "sockets": [socket.to_json() for socket in sorted(self.sockets)],
+            "derived_ports": list(self.derived_ports),
+            "cgroup": self.cgroup,
+            "adopted": [{**member.to_json(), "why": why} for member, why in sorted(self.adopted.items())],
+            "stop": self.stop.value,
         }
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any], *, cookie: str, drain: Drain | None = None) -> Target:
-        """Raises InvalidInput where it is not what ``to_json`` writes."""
+        """Raises InvalidInput where it is not what ``to_json`` writes, in this version or in 0.1."""
         try:
             leader = value["leader"]
             return cls(
@@ -166,9 +202,19 @@ class Target:
                 ports=tuple(value["ports"]),
                 files=tuple(value["files"]),
                 drain=drain,
+                sockets=frozenset(SocketFile(**socket) for socket in value.get("sockets", ())),
+                derived_ports=tuple(value.get("derived_ports", ())),
+                cgroup=value.get("cgroup"),
+                adopted=dict(_adopted(member) for member in value.get("adopted", ())),
+                stop=StopPolicy(value.get("stop", StopPolicy.GRACEFUL)),
             )
-        except (KeyError, TypeError) as error:
+        except (KeyError, TypeError, ValueError) as error:
             raise _not_ours("a target", value, error) from error
+
+
+def _adopted(member: Mapping[str, Any]) -> tuple[ProcessIdentity, str]:
+    identity = ProcessIdentity(member["pid"], member["start_ticks"], member["boot_id"])
+    return identity, member["why"]
 
 
 def _not_ours(what: str, value: object, error: Exception) -> InvalidInput:
