@@ -24,9 +24,10 @@ from changeover.engines.registry import get_engine
 from changeover.machine.http import HttpError
 from changeover.machine.local import LocalMachine
 from changeover.teardown.budgets import Budgets
-from changeover.teardown.clear import clear, observe
+from changeover.teardown.clear import clear
 from changeover.teardown.footprint import StopPolicy, take_baseline
 from changeover.teardown.launch import launch
+from changeover.teardown.leftovers import observe
 
 START_LIMIT_S = 300.0
 

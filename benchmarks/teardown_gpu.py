@@ -28,11 +28,13 @@ from typing import Any
 import pynvml
 
 from changeover.machine.local import LocalMachine
+from changeover.machine.protocol import Delivery
 from changeover.teardown.budgets import Budgets
-from changeover.teardown.clear import MachineSample, clear, observe
+from changeover.teardown.clear import MachineSample, clear
 from changeover.teardown.clearance import Clearance, SignalRecord, StageRecord
 from changeover.teardown.footprint import Baseline, take_baseline
 from changeover.teardown.launch import Owned, launch
+from changeover.teardown.leftovers import observe
 
 HOLDER = Path(__file__).with_name("gpu_holder.py")
 MIB = 2**20
@@ -51,6 +53,9 @@ class Recorder:
         pass
 
     def intent(self, record: SignalRecord) -> None:
+        pass
+
+    def delivered(self, record: SignalRecord, delivery: Delivery) -> None:
         pass
 
     def sample(self, sample: MachineSample) -> None:

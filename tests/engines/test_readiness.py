@@ -11,10 +11,11 @@ from typing import Any
 
 import pytest
 
-from changeover.engines import http, readiness
+from changeover.engines import readiness
 from changeover.engines.protocol import LaunchSpec, ServerCommand, generate_one_token
 from changeover.engines.readiness import Outcome, Pulse, error_line, loading_progress, moved, wait_ready
 from changeover.engines.registry import get_engine
+from changeover.machine import http
 from changeover.machine.local import LocalMachine
 from changeover.machine.processes import TICKS_PER_S, ProcessFacts, ProcessIdentity
 from changeover.machine.progress import Progress

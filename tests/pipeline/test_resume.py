@@ -38,6 +38,6 @@ def test_after_a_reboot_the_machine_returns_to_what_it_is_now():
     machine = LocalMachine()
     before = take_baseline(machine)
     phase = PhaseState("one", 0, baseline=before.to_json())
-    assert baseline_of(phase, machine) == before
+    assert baseline_of(phase, machine, []) == before
     phase.baseline = dataclasses.replace(before, boot_id="another").to_json()
-    assert baseline_of(phase, machine).boot_id == machine.boot_id
+    assert baseline_of(phase, machine, []).boot_id == machine.boot_id

@@ -17,9 +17,10 @@ import pytest
 
 from changeover.machine.local import LocalMachine
 from changeover.teardown.budgets import Budgets
-from changeover.teardown.clear import clear, observe
+from changeover.teardown.clear import clear
 from changeover.teardown.clearance import Clearance, Evidence, Verdict
 from changeover.teardown.footprint import Target, take_baseline
+from changeover.teardown.leftovers import observe
 from tests.machine import nasty
 from tests.teardown.conftest import StartNasty
 
@@ -375,6 +376,7 @@ from tests.machine import nasty
 class Said:
     def stage(self, record): pass
     def sample(self, sample): pass
+    def delivered(self, record, delivery): pass
     def intent(self, record):
         if record.signal == "SIGTERM":
             print("terminating", flush=True)
@@ -412,6 +414,7 @@ from pathlib import Path
 from changeover.machine.local import LocalMachine
 from changeover.teardown.clear import clear
 from changeover.teardown.footprint import Target, take_baseline
+from changeover.teardown.leftovers import observe
 from tests.machine import nasty
 machine = LocalMachine()
 baseline = take_baseline(machine)

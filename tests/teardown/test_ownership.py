@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from changeover.machine.processes import ProcessFacts, ProcessIdentity
 from changeover.teardown.footprint import Target
-from changeover.teardown.ownership import Proof, Sight, prove_all, refuse_adoption, session_is_continuous
+from changeover.teardown.ownership import Proof, Sight, prove_all, session_is_continuous
 
 BOOT = "boot"
 LEADER = ProcessIdentity(1000, 500, BOOT)
@@ -138,11 +138,6 @@ def test_continuity_needs_the_same_start_time() -> None:
     assert session_is_continuous(TARGET, {1000: LEADER_ALIVE.process})
     assert not session_is_continuous(TARGET, {1000: process(1000, sid=1000, start_ticks=501)})
     assert not session_is_continuous(TARGET, {})
-
-
-def test_adoption_is_refused_in_words() -> None:
-    error = refuse_adoption("--pid 12")
-    assert error.exit_code == 2 and "--pid 12" in error.seen
 
 
 sights = st.lists(

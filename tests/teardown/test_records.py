@@ -10,10 +10,11 @@ import pytest
 from changeover.machine.errors import InvalidInput
 from changeover.machine.gpus import GpuProcess, Presence
 from changeover.machine.simulated import SimulatedMachine
-from changeover.machine.simulated_world import SimulatedGpu
+from changeover.machine.simulated_world import SimulatedGpu, SimulatedProcess
 from changeover.teardown.budgets import Budgets
 from changeover.teardown.clearance import EXIT_CODES, Clearance, Verdict, overall
-from changeover.teardown.footprint import Baseline, Target, take_baseline, take_late_baseline
+from changeover.teardown.footprint import Baseline, Target, take_baseline
+from changeover.teardown.late_baseline import take_late_baseline
 from changeover.teardown.launch import launch
 from tests.teardown.world import COOKIE, start_server
 
@@ -43,9 +44,26 @@ def test_a_damaged_record_is_said(damaged: dict[str, object]) -> None:
         Clearance.from_json(damaged)
 
 
-def test_a_late_baseline_trusts_no_gpu_but_the_absence_of_any() -> None:
-    assert take_late_baseline(SimulatedMachine()).presence is Presence.ABSENT
-    assert take_late_baseline(SimulatedMachine(gpus=[SimulatedGpu("GPU-0")])).presence is Presence.UNREADABLE
+def test_a_late_baseline_is_what_others_hold_never_what_is_in_use() -> None:
+    assert take_late_baseline(SimulatedMachine(), ()).presence is Presence.ABSENT
+    machine = SimulatedMachine(gpus=[SimulatedGpu("GPU-0"), SimulatedGpu("GPU-1")])
+    machine.add(SimulatedProcess(700, gpu_mib={"GPU-0": 900.0}))
+    machine.add(SimulatedProcess(701, gpu_mib={"GPU-0": 100.0, "GPU-1": 100.0}))
+    ours = machine.process(700)
+    assert ours is not None
+    target = Target("t", cookie="x", leader=ours.identity, sid=None, members=frozenset({ours.identity}))
+    taken = take_late_baseline(machine, (target,))
+    assert {gpu.uuid: (gpu.used_mib, gpu.pids) for gpu in taken.gpus} == {
+        "GPU-0": (100.0, (701,)),
+        "GPU-1": (100.0, (701,)),
+    }
+
+
+def test_where_the_driver_does_not_tell_a_strangers_share_there_is_no_baseline() -> None:
+    unknown = GpuProcess(701, None, "compute")
+    machine = SimulatedMachine(gpus=[SimulatedGpu("GPU-0", listed=(unknown,)), SimulatedGpu("GPU-1")])
+    taken = take_late_baseline(machine, ())
+    assert [gpu.uuid for gpu in taken.gpus] == ["GPU-1"] and "does not tell" in taken.note
 
 
 ORDER = [Verdict.UNKILLABLE, Verdict.DIRTY, Verdict.FOREIGN_HOLDER, Verdict.UNVERIFIED, Verdict.CLEAN]
@@ -80,9 +98,9 @@ def test_launch_marks_the_environment_and_hides_the_secret(tmp_path: Path) -> No
     seen: dict[str, str] = {}
 
     class Watching(SimulatedMachine):
-        def spawn(self, argv, *, env, cwd, log):  # type: ignore[no-untyped-def]
+        def spawn(self, argv, *, env, cwd, log, cgroup=None):  # type: ignore[no-untyped-def]
             seen.update(env)
-            return super().spawn(argv, env=env, cwd=cwd, log=log)
+            return super().spawn(argv, env=env, cwd=cwd, log=log, cgroup=cgroup)
 
     owned = launch(
         Watching(),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -10,7 +11,16 @@ from hypothesis import strategies as st
 
 from changeover.machine.processes import ProcessIdentity
 from changeover.teardown.budgets import Budgets
-from changeover.teardown.moves import BeginDrain, Facts, ListHolders, Member, Role, Signal
+from changeover.teardown.moves import (
+    BeginDrain,
+    CutDrain,
+    Facts,
+    KillCgroups,
+    ListHolders,
+    Member,
+    Role,
+    Signal,
+)
 from changeover.teardown.ownership import Proof
 from changeover.teardown.stages import LEGAL_MOVES, Stage, State, begin, step
 
@@ -56,11 +66,84 @@ def test_drain_needs_two_looks_at_zero() -> None:
     assert step(again.state, Facts((LEADER,), running=0), 4.0, BUDGETS).state.stage is Stage.TERMINATE
 
 
-def test_drain_cut_at_its_deadline_remembers_what_was_running() -> None:
+def test_drain_at_its_deadline_is_cut_once_and_remembers_what_was_running() -> None:
     state = at(Stage.DRAIN, began=True, running=7)
     cut = step(state, Facts((LEADER,), running=None), 50.0, BUDGETS)
-    assert cut.state.stage is Stage.TERMINATE and cut.state.running == 7
-    assert cut.left is not None and cut.left.outcome == "expired" and "7 requests" in cut.left.detail
+    assert cut.actions == (CutDrain(),) and cut.state.stage is Stage.DRAIN
+    waiting = step(cut.state, Facts((LEADER,), running=2), 51.0, BUDGETS)
+    assert waiting.actions == () and waiting.state.stage is Stage.DRAIN
+    for facts, now_s in ((Facts((LEADER,), running=0), 51.5), (Facts((LEADER,), running=2), 53.0)):
+        gone_on = step(waiting.state, facts, now_s, BUDGETS)
+        assert gone_on.state.stage is Stage.TERMINATE and gone_on.state.running == 7
+        assert gone_on.left is not None and gone_on.left.detail == "7 requests cut off"
+
+
+def test_drain_lasts_longer_while_requests_end_but_not_for_ever() -> None:
+    budgets = Budgets(drain_s=50.0, drain_cap_s=80.0)
+    state = at(Stage.DRAIN, began=True, running=7)
+    fallen = step(state, Facts((LEADER,), running=6), 49.0, budgets).state
+    assert fallen.deadline_s == 74.0
+    assert step(fallen, Facts((LEADER,), running=6), 60.0, budgets).state.deadline_s == 74.0, (
+        "no fall, no more"
+    )
+    assert step(fallen, Facts((LEADER,), running=5), 70.0, budgets).state.deadline_s == 80.0
+    assert step(state, Facts((LEADER,), running=9), 49.0, budgets).state.deadline_s == 50.0
+
+
+def test_an_exact_proof_of_idleness_needs_one_look() -> None:
+    state = at(Stage.DRAIN, began=True)
+    assert step(state, Facts((LEADER,), running=0), 1.0, BUDGETS).state.stage is Stage.DRAIN
+    proven = step(state, Facts((LEADER,), running=0, proven_idle=True), 1.0, BUDGETS)
+    assert proven.state.stage is Stage.TERMINATE
+    busy = step(state, Facts((LEADER,), running=1, proven_idle=True), 1.0, BUDGETS)
+    assert busy.state.stage is Stage.DRAIN, "a gauge that says otherwise is believed"
+
+
+FAST = tuple(replace(one, fast=True) for one in (LEADER, WORKER))
+
+
+def test_the_fast_lane_kills_an_idle_server_leader_first_and_spares_the_tracker() -> None:
+    idle = Facts((WORKER, *FAST[::-1], TRACKER), running=0, proven_idle=True)
+    state = at(Stage.DRAIN, began=True)
+    assert step(state, idle, 1.0, BUDGETS).state.stage is Stage.TERMINATE, "one member may not be"
+    fast = step(state, replace(idle, members=(*FAST[::-1], TRACKER)), 1.0, BUDGETS)
+    assert fast.state.stage is Stage.KILL and fast.left is not None and "fast" in fast.left.detail
+    killed = step(fast.state, replace(idle, members=(*FAST[::-1], TRACKER)), 1.0, BUDGETS)
+    assert signals(killed.actions) == [(10, "SIGKILL"), (11, "SIGKILL")]
+
+
+def test_the_fast_lane_is_for_the_idle_and_for_those_that_nobody_has_asked_to_end() -> None:
+    asked = at(Stage.DRAIN, began=True, terminated=frozenset({WORKER.identity}))
+    idle = Facts(FAST, running=0, proven_idle=True)
+    assert step(asked, idle, 1.0, BUDGETS).state.stage is Stage.TERMINATE, (
+        "it may be giving back pinned memory"
+    )
+    late = at(Stage.DRAIN, began=True, running=2, cut_s=50.0)
+    assert step(late, Facts(FAST, running=0), 51.0, BUDGETS).state.stage is Stage.TERMINATE
+
+
+def test_who_got_sigterm_from_an_earlier_teardown_gets_no_second_one() -> None:
+    state = begin(0.0, BUDGETS, frozenset({LEADER.identity}))
+    terminating = step(state, Facts((LEADER, WORKER)), 0.0, BUDGETS).state
+    waiting = step(terminating, Facts((LEADER, WORKER)), 0.0, BUDGETS)
+    assert waiting.actions == () and waiting.state.stage is Stage.WAIT
+
+
+def test_a_forest_that_forks_faster_than_we_look_is_left_to_the_kernel() -> None:
+    state, ordered = at(Stage.KILL), []
+    for round_number in range(6):
+        done = step(state, Facts((member(100 + round_number),)), float(round_number), BUDGETS)
+        ordered.append(KillCgroups() in done.actions)
+        state = done.state
+    assert ordered == [False, False, False, True, True, True]
+
+
+def test_what_lives_in_our_cgroup_unseen_is_killed_with_it() -> None:
+    state = at(Stage.TRACKER)
+    killed = step(state, Facts((), populated=True), 1.0, BUDGETS)
+    assert killed.actions == (KillCgroups(),)
+    assert step(killed.state, Facts((), populated=True), 1.1, BUDGETS).state.stage is Stage.VERIFY
+    assert step(state, Facts(()), 1.0, BUDGETS).actions == ()
 
 
 def test_drain_ends_when_the_server_dies() -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from changeover.machine.protocol import Delivery
 from changeover.machine.simulated import SimulatedMachine
 from changeover.machine.simulated_world import SimulatedProcess
 from changeover.teardown.budgets import Budgets
@@ -27,6 +28,7 @@ class Recorder:
     intents: list[SignalRecord] = field(default_factory=list)
     sent_before_intent: list[int] = field(default_factory=list)
     samples: list[MachineSample] = field(default_factory=list)
+    deliveries: list[tuple[SignalRecord, Delivery]] = field(default_factory=list)
 
     def stage(self, record: StageRecord) -> None:
         self.stages.append(record)
@@ -34,6 +36,9 @@ class Recorder:
     def intent(self, record: SignalRecord) -> None:
         self.intents.append(record)
         self.sent_before_intent.append(len(self.machine.signals))
+
+    def delivered(self, record: SignalRecord, delivery: Delivery) -> None:
+        self.deliveries.append((record, delivery))
 
     def sample(self, sample: MachineSample) -> None:
         self.samples.append(sample)

@@ -6,13 +6,28 @@ out, and under which names it counts speculation. It starts nothing itself: a :c
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, Protocol
 
-from changeover.engines import http
+from changeover.machine import http
+from changeover.teardown.drains import LoadReading, read_gauge
+from changeover.teardown.footprint import Drain, StopPolicy
+
+__all__ = [
+    "LOOPBACK",
+    "Engine",
+    "LaunchSpec",
+    "LoadReading",
+    "Profile",
+    "ServerCommand",
+    "SpeculationMetrics",
+    "generate_one_token",
+    "is_healthy",
+    "load_or_none",
+    "read_gauge",
+]
 
 Profile = Literal["production", "capture", "speculative"]
 
@@ -64,18 +79,6 @@ class ServerCommand:
 
 
 @dataclass(frozen=True)
-class LoadReading:
-    """Requests in the server now."""
-
-    running: int
-    waiting: int
-
-    @property
-    def total(self) -> int:
-        return self.running + self.waiting
-
-
-@dataclass(frozen=True)
 class SpeculationMetrics:
     """Names in the server's Prometheus text; None where the engine has no such counter.
 
@@ -118,39 +121,12 @@ class Engine(Protocol):
         """Running and waiting requests; None where the server does not say."""
         ...
 
-    def drain(self, command: ServerCommand) -> ServerDrain: ...
-
-
-@dataclass(frozen=True)
-class ServerDrain:
-    """Lets a server end its work (``changeover.teardown.footprint.Drain``).
-
-    ``path`` is what is posted so that the server refuses new work; None where the engine has no such thing
-    and draining means that the senders were stopped and the gauge is watched.
-    """
-
-    engine: Engine
-    url: str
-    path: str | None
-
     @property
-    def name(self) -> str:
-        return f"POST {self.path}" if self.path is not None else "senders stopped, watching running requests"
+    def default_stop(self) -> StopPolicy:
+        """How it is best ended once it is proven idle, by measurement."""
+        ...
 
-    def begin(self) -> None:
-        """Raises OSError or http.HttpError where the server does not take it."""
-        if self.path is not None:
-            http.post_json(self.url + self.path, {}, timeout_s=http.QUICK_TIMEOUT_S)
-
-    def running(self) -> int | None:
-        reading = self.engine.load(self.url)
-        return None if reading is None else reading.total
-
-    def proves_idle(self) -> bool:
-        return False
-
-    def cut(self) -> None:
-        pass
+    def drain(self, command: ServerCommand) -> Drain | None: ...
 
 
 def is_healthy(url: str) -> bool:
@@ -173,20 +149,9 @@ def generate_one_token(url: str, *, timeout_s: float) -> None:
         raise http.HttpError(f"a completion without choices: {str(answer)[:200]}")
 
 
-def read_gauge(metrics: str, name: str) -> float | None:
-    """The sum of a metric over its labels in Prometheus text; None where it is not there."""
-    pattern = re.compile(rf"^{re.escape(name)}(?:\{{[^}}]*\}})?\s+(\S+)", re.MULTILINE)
-    values = [float(value) for value in pattern.findall(metrics)]
-    return sum(values) if values else None
-
-
-def load_from_metrics(url: str, running: str, waiting: str) -> LoadReading | None:
-    """Two gauges of ``/metrics``; None where the server does not answer or does not have them."""
+def load_or_none(read: Callable[[str], LoadReading | None], url: str) -> LoadReading | None:
+    """What a server says of its load; None where it does not answer either."""
     try:
-        text = http.get(url + "/metrics", timeout_s=http.QUICK_TIMEOUT_S).text
+        return read(url)
     except (OSError, http.HttpError):
         return None
-    now, later = read_gauge(text, running), read_gauge(text, waiting)
-    if now is None or later is None:
-        return None
-    return LoadReading(int(now), int(later))

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
-from changeover.engines import http
 from changeover.engines.protocol import Engine, ServerCommand, generate_one_token
+from changeover.machine import http
 from changeover.machine.processes import TICKS_PER_S
 from changeover.machine.progress import Progress, ProgressSink, ignore_progress
 from changeover.machine.protocol import Machine

@@ -6,15 +6,16 @@ Read in SGLang 0.5.23: ``server_args.py`` (flags), ``tokenizer_manager.py`` (the
 
 from __future__ import annotations
 
-from changeover.engines import http
 from changeover.engines.protocol import (
     LaunchSpec,
     LoadReading,
     ServerCommand,
-    ServerDrain,
     SpeculationMetrics,
     is_healthy,
+    load_or_none,
 )
+from changeover.teardown.drains import drain_for, sglang_load
+from changeover.teardown.footprint import Drain, StopPolicy
 
 MAX_PORT = 65535
 NCCL_PORT_OFFSET = 1000
@@ -24,6 +25,9 @@ NCCL_PORT_OFFSET = 1000
 class SglangEngine:
     kind = "sglang"
     supports_run = False
+    default_stop = (
+        StopPolicy.FAST
+    )  # its own shutdown takes 4.2 to 4.6 s from idle to 0 MiB (H200), the kernel's 0.1 to 0.7 s
     # SGLang has no counters of drafts; its gauge is tokens / verify steps.
     speculation = SpeculationMetrics(None, None, None, acceptance_length="sglang:spec_accept_length")
 
@@ -89,21 +93,10 @@ class SglangEngine:
         return is_healthy(url)
 
     def load(self, url: str) -> LoadReading | None:
-        """Summed over data-parallel ranks; needs no metrics flag."""
-        try:
-            answer = http.get_json(url + "/v1/loads?include=core", timeout_s=http.QUICK_TIMEOUT_S)
-        except (OSError, http.HttpError):
-            return None
-        ranks = answer.get("loads", []) if isinstance(answer, dict) else answer
-        if not ranks:
-            return None
-        return LoadReading(
-            sum(int(rank["num_running_reqs"]) for rank in ranks),
-            sum(int(rank["num_waiting_reqs"]) for rank in ranks),
-        )
+        return load_or_none(sglang_load, url)
 
-    def drain(self, command: ServerCommand) -> ServerDrain:
-        return ServerDrain(self, command.url, None)
+    def drain(self, command: ServerCommand) -> Drain | None:
+        return drain_for(self.kind, command.url)
 
 
 def _value_after(flags: tuple[str, ...], name: str) -> str | None:

@@ -12,11 +12,12 @@ from changeover.engines.protocol import (
     LaunchSpec,
     LoadReading,
     ServerCommand,
-    ServerDrain,
     SpeculationMetrics,
     is_healthy,
-    load_from_metrics,
+    load_or_none,
 )
+from changeover.teardown.drains import drain_for, vllm_load
+from changeover.teardown.footprint import Drain, StopPolicy
 
 SHUTDOWN_TIMEOUT_S = 60
 
@@ -24,6 +25,7 @@ SHUTDOWN_TIMEOUT_S = 60
 class VllmEngine:
     kind = "vllm"
     supports_run = False
+    default_stop = StopPolicy.GRACEFUL  # ends in 0.5 to 0.7 s by itself and removes its segments
     speculation = SpeculationMetrics(
         drafts="vllm:spec_decode_num_drafts_total",
         draft_tokens="vllm:spec_decode_num_draft_tokens_total",
@@ -95,10 +97,10 @@ class VllmEngine:
         return is_healthy(url)
 
     def load(self, url: str) -> LoadReading | None:
-        return load_from_metrics(url, "vllm:num_requests_running", "vllm:num_requests_waiting")
+        return load_or_none(vllm_load, url)
 
-    def drain(self, command: ServerCommand) -> ServerDrain:
-        return ServerDrain(self, command.url, None)
+    def drain(self, command: ServerCommand) -> Drain | None:
+        return drain_for(self.kind, command.url)
 
 
 def _extraction(boundaries: list[int]) -> dict[str, object]:

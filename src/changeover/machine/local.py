@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import select
+import shutil
 import signal
 import subprocess
 import threading
@@ -13,11 +14,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from changeover.machine import subreaper
+from changeover.machine import cgroups, subreaper
 from changeover.machine.clock import Clock, SystemClock
 from changeover.machine.gpu_reader import GpuReader
 from changeover.machine.gpus import ContextReading, GpuReading, read_fresh_context, read_gpus
-from changeover.machine.ports import Listener, PortReading, read_listeners, read_port
+from changeover.machine.ports import Listener, PortReading, count_connections, read_listeners, read_port
 from changeover.machine.processes import (
     PROC,
     OpenPath,
@@ -28,6 +29,7 @@ from changeover.machine.processes import (
     read_cookie,
     read_kernel_wait,
     read_open_paths,
+    read_pids,
     read_process,
     read_processes,
 )
@@ -80,6 +82,9 @@ class LocalMachine:
     def processes(self) -> Mapping[int, ProcessFacts]:
         return read_processes(self._boot_id)
 
+    def pids(self) -> Sequence[int]:
+        return read_pids()
+
     def process(self, pid: int) -> ProcessFacts | None:
         return read_process(pid, self._boot_id)
 
@@ -112,9 +117,14 @@ class LocalMachine:
         log: Path,
         cgroup: str | None = None,
     ) -> ProcessIdentity:
+        program = list(argv)
+        if cgroup is not None:
+            if shutil.which(argv[0], path=env.get("PATH")) is None and not (cwd / argv[0]).is_file():
+                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), argv[0])
+            program = ["/bin/sh", "-c", cgroups.ENTER, "sh", cgroup, *argv]
         with log.open("ab") as sink:
             child = subprocess.Popen(
-                list(argv),
+                program,
                 env=dict(env),
                 cwd=cwd,
                 stdin=subprocess.DEVNULL,
@@ -240,6 +250,9 @@ class LocalMachine:
     def listeners(self) -> tuple[Listener, ...]:
         return read_listeners()
 
+    def connections(self, ports: Sequence[int]) -> int:
+        return count_connections(ports)
+
     def segments(self) -> Mapping[Segment, SegmentFacts]:
         return read_segments(self._shm_root)
 
@@ -253,19 +266,19 @@ class LocalMachine:
         return unlink_socket(file)
 
     def make_cgroup(self, name: str) -> str | None:
-        return None
+        return cgroups.make_cgroup(name)
 
-    def cgroup_of(self, pid: int) -> str | None:
-        return None
+    def cgroup_members(self, path: str) -> frozenset[int]:
+        return cgroups.read_members(path)
 
     def cgroup_populated(self, path: str) -> bool | None:
-        return None
+        return cgroups.is_populated(path)
 
     def kill_cgroup(self, path: str) -> bool:
-        return False
+        return cgroups.kill(path)
 
     def remove_cgroup(self, path: str) -> bool:
-        return False
+        return cgroups.remove(path)
 
     @contextmanager
     def uninterrupted(self) -> Iterator[None]:

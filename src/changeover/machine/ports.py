@@ -10,13 +10,13 @@ from __future__ import annotations
 import errno
 import socket
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from changeover.machine.processes import PROC
 
-_LISTEN = "0A"  # TCP_LISTEN in include/net/tcp_states.h
+_ESTABLISHED, _LISTEN = "01", "0A"  # include/net/tcp_states.h
 
 
 @dataclass(frozen=True)
@@ -64,13 +64,27 @@ def read_listeners(proc: Path = PROC) -> tuple[Listener, ...]:
     )
 
 
-def _listeners(table: Path, family: socket.AddressFamily) -> Iterator[Listener]:
+def count_connections(ports: Iterable[int], proc: Path = PROC) -> int:
+    """Established TCP connections to these local ports: clients that have not hung up."""
+    wanted = {f"{port:04X}" for port in ports}
+    return sum(
+        fields[3] == _ESTABLISHED and fields[1].rsplit(":", 1)[1] in wanted
+        for name in ("tcp", "tcp6")
+        for fields in _rows(proc / "net" / name)
+    )
+
+
+def _rows(table: Path) -> Iterator[list[str]]:
     try:
         lines = table.read_text().splitlines()[1:]
     except OSError:
         return
     for line in lines:
-        fields = line.split()
+        yield line.split()
+
+
+def _listeners(table: Path, family: socket.AddressFamily) -> Iterator[Listener]:
+    for fields in _rows(table):
         if fields[3] == _LISTEN:
             address, port = fields[1].rsplit(":", 1)
             yield Listener(int(port, 16), _address(address, family), int(fields[9]))

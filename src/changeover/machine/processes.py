@@ -24,6 +24,7 @@ PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 PF_DUMPCORE = 0x200  # include/linux/sched.h: the process is writing its core
 O_ACCMODE = os.O_RDONLY | os.O_WRONLY | os.O_RDWR
 _SECRET_WORDS = ("key", "token", "secret", "password", "cookie")
+_STAT_BYTES = 4096  # 52 fields, most of them a digit
 _VANISHED = (FileNotFoundError, ProcessLookupError)
 
 
@@ -108,26 +109,33 @@ def parse_stat(text: str, *, uid: int, boot_id: str, living_tasks: int) -> Proce
 
 def read_process(pid: int, boot_id: str, proc: Path = PROC) -> ProcessFacts | None:
     """The process that has this pid now, or None where nobody has it."""
-    folder = proc / str(pid)
-    try:
-        text = (folder / "stat").read_text(errors="replace")
-        uid = folder.stat().st_uid
+    try:  # text instead of Paths, and one read: done a thousand times, it is what a look at a box costs
+        descriptor = os.open(f"{proc}/{pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            uid = os.fstat(descriptor).st_uid
+            text = os.read(descriptor, _STAT_BYTES).decode(errors="replace")
+        finally:
+            os.close(descriptor)
     except _VANISHED:
         return None
     state = text[text.rindex(")") + 2]
-    living = _living_tasks(folder) if state in "ZX" else 1
+    living = _living_tasks(proc / str(pid)) if state in "ZX" else 1
     return parse_stat(text, uid=uid, boot_id=boot_id, living_tasks=living)
 
 
 def read_processes(boot_id: str, proc: Path = PROC) -> dict[int, ProcessFacts]:
     """Everybody this PID namespace shows, by pid. Not one moment: processes come and go while it is read."""
     found = {}
-    for name in os.listdir(proc):  # noqa: PTH208 - os.listdir is half the time on a box with many processes
-        if name.isdigit():
-            process = read_process(int(name), boot_id, proc)
-            if process is not None:
-                found[process.pid] = process
+    for pid in read_pids(proc):
+        process = read_process(pid, boot_id, proc)
+        if process is not None:
+            found[pid] = process
     return found
+
+
+def read_pids(proc: Path = PROC) -> list[int]:
+    """Which pids are taken now: a hundredth of what it costs to look at all of them."""
+    return [int(name) for name in os.listdir(proc) if name.isdigit()]  # noqa: PTH208 - half the time of pathlib
 
 
 def read_cookie(pid: int, proc: Path = PROC) -> str | None:
@@ -139,7 +147,7 @@ def read_cookie(pid: int, proc: Path = PROC) -> str | None:
     """
     prefix = COOKIE_VARIABLE.encode() + b"="
     try:
-        environment = (proc / str(pid) / "environ").read_bytes()
+        environment = _read(f"{proc}/{pid}/environ")
     except (*_VANISHED, PermissionError, OSError):
         return None
     for entry in environment.split(b"\0"):
@@ -196,6 +204,18 @@ def read_open_paths(
             found.extend(_descriptors(folder / "task" / task, prefixes))
             found.extend(_mappings(folder / "task" / task, prefixes))
     return tuple(dict.fromkeys(found))
+
+
+def _read(path: str) -> bytes:
+    """A whole file of /proc; a quarter of the time of ``Path.read_bytes``, which matters a thousand times over."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        parts = []
+        while part := os.read(descriptor, 1 << 16):
+            parts.append(part)
+    finally:
+        os.close(descriptor)
+    return b"".join(parts)
 
 
 def _living_tasks(folder: Path) -> int:

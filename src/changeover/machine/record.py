@@ -136,7 +136,7 @@ class Record:
         try:
             self.append(name, **data)
         except OSError as error:
-            print(f"record: {error}; not written: {name} {data}", file=sys.stderr, flush=True)
+            print(f"{self._path.name}: {error}; not written: {name} {data}", file=sys.stderr, flush=True)
 
     def note(self, name: str, /, **data: Any) -> Event:
         """Write an event that a crash of the *machine* may lose: samples and progress, nothing that resume needs."""

@@ -40,6 +40,7 @@ class SimulatedMachine:
         self._segments: dict[Segment, SegmentFacts] = {}
         self._cgroups: set[str] = set()
         self.has_cgroups = False
+        self.clients: dict[int, int] = {}  # established connections by local port
         self.bound_sockets: dict[SocketFile, int] = {}  # by the pid that has it bound
         self._adopts_orphans = adopts_orphans
         self.simulated_gpus = {gpu.uuid: gpu for gpu in gpus}
@@ -96,6 +97,9 @@ class SimulatedMachine:
         return {
             one.pid: one.facts(self._boot_id, self._clock.now_s) for one in self._processes if not one.reaped
         }
+
+    def pids(self) -> Sequence[int]:
+        return list(self.processes())
 
     def process(self, pid: int) -> ProcessFacts | None:
         return self.processes().get(pid)
@@ -228,6 +232,9 @@ class SimulatedMachine:
         ports = {port for one in self._processes if one.alive for port in one.ports}
         return tuple(Listener(port, "127.0.0.1", port) for port in sorted(ports))
 
+    def connections(self, ports: Sequence[int]) -> int:
+        return sum(self.clients.get(port, 0) for port in ports)
+
     def segments(self) -> Mapping[Segment, SegmentFacts]:
         return dict(self._segments)
 
@@ -252,9 +259,9 @@ class SimulatedMachine:
         self._cgroups.add(path)
         return path
 
-    def cgroup_of(self, pid: int) -> str | None:
-        one = self._at(pid)
-        return one.cgroup if one is not None else None
+    def cgroup_members(self, path: str) -> frozenset[int]:
+        self._settle()
+        return frozenset(one.pid for one in self._in_cgroup(path) if one.alive)
 
     def cgroup_populated(self, path: str) -> bool | None:
         self._settle()

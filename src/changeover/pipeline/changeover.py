@@ -6,7 +6,8 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from changeover.machine.protocol import Machine
+from changeover.machine.processes import ProcessIdentity
+from changeover.machine.protocol import Delivery, Machine
 from changeover.pipeline.journal import Event, EventName, Journal
 from changeover.pipeline.spec import TeardownSpec
 from changeover.teardown.budgets import Budgets
@@ -27,6 +28,10 @@ class JournalObserver:
 
     def intent(self, record: SignalRecord) -> None:
         self._write(self._journal.append, EventName.CHANGEOVER_SIGNAL, record.to_json())
+
+    def delivered(self, record: SignalRecord, delivery: Delivery) -> None:
+        said = {**record.to_json(), "delivery": delivery.value}
+        self._write(self._journal.note, EventName.CHANGEOVER_DELIVERED, said)
 
     def sample(self, sample: MachineSample) -> None:
         self._write(self._journal.note, EventName.CHANGEOVER_SAMPLE, sample.to_json())
@@ -50,8 +55,12 @@ def change_over(
     phase: str,
     targets: Sequence[Target],
     baseline: Baseline,
+    terminated: frozenset[ProcessIdentity] = frozenset(),
 ) -> Clearance:
-    """Clear the targets of a phase and write the clearance down; never raises for what it finds."""
+    """Clear the targets of a phase and write the clearance down; never raises for what it finds.
+
+    ``terminated`` got SIGTERM from an attempt that was cut off: no second one.
+    """
     observer = JournalObserver(journal, phase)
     observer.started(targets)
     clearance = clear(
@@ -61,10 +70,12 @@ def change_over(
         budgets=Budgets(
             total_s=budgets.total_timeout_s,
             drain_s=budgets.drain_timeout_s,
+            drain_cap_s=budgets.drain_cap_s,
             terminate_s=budgets.terminate_timeout_s,
             kill_s=budgets.kill_timeout_s,
         ),
         observer=observer,
+        terminated=terminated,
     )
     # a clean machine that is not on record is cleared again by a resume; one that is not clean is told in any case
     write = journal.append if clearance.clean else journal.try_append

@@ -36,5 +36,6 @@ class EventName(StrEnum):
     CHANGEOVER_STARTED = "changeover.started"
     CHANGEOVER_STAGE = "changeover.stage"
     CHANGEOVER_SIGNAL = "changeover.signal"
+    CHANGEOVER_DELIVERED = "changeover.delivered"
     CHANGEOVER_SAMPLE = "changeover.sample"
     CHANGEOVER_CLEARED = "changeover.cleared"

@@ -10,9 +10,9 @@ from pathlib import Path
 from changeover.pipeline.context import PhaseFailed, RunContext
 from changeover.pipeline.follow import Throttle, log_tail
 from changeover.pipeline.journal import EventName
-from changeover.teardown.clear import observe
-from changeover.teardown.footprint import Drain, Target
-from changeover.teardown.launch import Owned, launch
+from changeover.teardown.footprint import Drain, StopPolicy, Target
+from changeover.teardown.launch import Owned, cgroup_name, launch
+from changeover.teardown.leftovers import observe
 
 SERVER = "server"
 _MEMBERS_PERIOD_S = 1.0
@@ -44,6 +44,8 @@ class PhaseProcesses:
         ports: tuple[int, ...] = (),
         files: tuple[str, ...] = (),
         drain: Drain | None = None,
+        cgroup: str | None = None,
+        stop: StopPolicy = StopPolicy.GRACEFUL,
     ) -> Owned:
         """Start a process in ``folder`` with its output in ``folder/log``; its intention is in the journal already."""
         owned = launch(
@@ -53,10 +55,15 @@ class PhaseProcesses:
             cwd=folder,
             log=folder / "log",
             cookie=self._context.folder.cookie(self._phase, name),
+            cgroup=cgroup,
         )
-        target = owned.target(f"{self._phase}/{name}", ports=ports, files=files, drain=drain)
+        target = owned.target(f"{self._phase}/{name}", ports=ports, files=files, drain=drain, stop=stop)
         self._held[name] = _Held(owned, target)
         return owned
+
+    def make_cgroup(self, name: str) -> str | None:
+        """For the process of this name, before its intention is written down: what starts in it is ours for ever."""
+        return self._context.machine.make_cgroup(cgroup_name(self._context.folder.cookie(self._phase, name)))
 
     @property
     def server(self) -> Owned | None:
@@ -86,7 +93,7 @@ class PhaseProcesses:
         """The same at once: when a server says that it is ready, its workers are there."""
         for name, held in self._held.items():
             seen = observe(self._context.machine, held.target)
-            if (seen.members, seen.segments) == (held.target.members, held.target.segments):
+            if seen == held.target:
                 continue
             held.target = seen
             self._context.journal.append(
@@ -95,6 +102,8 @@ class PhaseProcesses:
                 process=name,
                 members=[member.to_json() for member in sorted(seen.members)],
                 segments=[segment.to_json() for segment in sorted(seen.segments)],
+                sockets=[socket.to_json() for socket in sorted(seen.sockets)],
+                derived_ports=list(seen.derived_ports),
             )
 
     def stop_senders(self) -> None:

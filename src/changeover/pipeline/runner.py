@@ -142,9 +142,10 @@ def _clear_what_is_left(folder: RunFolder, spec: PipelineSpec, machine: Machine,
     for phase in read_state(journal.events).phases.values():
         if not phase.unclear:
             continue
-        baseline = baseline_of(phase, machine)
+        targets = targets_of_phase(folder, phase)
+        baseline = baseline_of(phase, machine, targets)
         clearance = change_over(
-            journal, machine, spec.teardown, phase.name, targets_of_phase(folder, phase), baseline
+            journal, machine, spec.teardown, phase.name, targets, baseline, frozenset(phase.terminated)
         )
         if not clearance.clean:
             raise MachineNotClear(phase.name, clearance)

@@ -15,6 +15,7 @@ from changeover.pipeline.journal import EventName
 from changeover.pipeline.processes import SERVER, PhaseProcesses
 from changeover.pipeline.secrets import without_secrets
 from changeover.pipeline.spec import ServerSpec
+from changeover.teardown.footprint import StopPolicy
 from changeover.teardown.launch import Owned
 
 _LOOK_S = 0.2
@@ -30,6 +31,9 @@ def start_server(
     folder.mkdir(parents=True, exist_ok=True)
     command = server_command(context, index, spec)
     _expect_free_ports(context, phase, command)
+    engine = get_engine(context.spec.engine.kind)
+    stop = StopPolicy(spec.stop) if spec.stop is not None else engine.default_stop
+    cgroup = processes.make_cgroup(SERVER)
     journal.append(
         EventName.SERVER_STARTING,
         phase=phase,
@@ -39,6 +43,8 @@ def start_server(
         env=dict(command.env),
         ports=list(command.ports),
         url=command.url,
+        cgroup=cgroup,
+        stop=stop.value,
     )
     started_s = clock.monotonic()
     owned = processes.start(
@@ -47,7 +53,9 @@ def start_server(
         env=command.env,
         folder=folder,
         ports=tuple(command.ports),
-        drain=get_engine(context.spec.engine.kind).drain(command),
+        drain=engine.drain(command),
+        cgroup=cgroup,
+        stop=stop,
     )
     journal.append(
         EventName.SERVER_STARTED,

@@ -77,6 +77,10 @@ class ServerSpec(Section):
     stall_s: PositiveFloat = Field(
         180.0, description="Loading counts as stalled when nothing has moved for so long."
     )
+    stop: Literal["graceful", "fast"] | None = Field(
+        None,
+        description="How it is ended once it is proven idle: by its own shutdown, or at once; default: the engine's.",
+    )
     flags: Arguments = ()
     env: Environment = Field(default_factory=dict)
 
@@ -207,6 +211,9 @@ class TeardownSpec(Section):
 
     total_timeout_s: PositiveFloat = 600.0
     drain_timeout_s: PositiveFloat = 60.0
+    drain_cap_s: PositiveFloat = Field(
+        300.0, description="While requests go on ending, a drain may last longer than its time, up to this."
+    )
     terminate_timeout_s: PositiveFloat = 60.0
     kill_timeout_s: PositiveFloat = 60.0
 

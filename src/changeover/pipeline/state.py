@@ -29,8 +29,14 @@ class StartedProcess:
     ports: tuple[int, ...] = ()
     files: tuple[str, ...] = ()
     leader: ProcessIdentity | None = None
+    cgroup: str | None = None
+    engine: str | None = None
+    url: str | None = None
+    stop: str | None = None
     members: set[ProcessIdentity] = field(default_factory=set)
     segments: list[dict[str, Any]] = field(default_factory=list)
+    sockets: list[dict[str, Any]] = field(default_factory=list)
+    derived_ports: tuple[int, ...] = ()
 
 
 @dataclass
@@ -56,6 +62,9 @@ class PhaseState:
     clearance: dict[str, Any] | None = None
     clearance_seq: int | None = None
     done: bool = False
+    terminated: set[ProcessIdentity] = field(
+        default_factory=set
+    )  # by a teardown that has not come to its end
 
     @property
     def unclear(self) -> bool:
@@ -127,10 +136,18 @@ def _apply_to_phase(state: RunState, phase: PhaseState, event: Event) -> None:
         case EventName.BASELINE_TAKEN:
             phase.baseline = data["baseline"]
         case EventName.SERVER_STARTING:
-            phase.processes["server"] = StartedProcess("server", "server", ports=tuple(data["ports"]))
+            phase.processes["server"] = StartedProcess(
+                "server",
+                "server",
+                ports=tuple(data["ports"]),
+                cgroup=data.get("cgroup"),
+                engine=data["engine"],
+                url=data["url"],
+                stop=data.get("stop"),
+            )
         case EventName.JOB_STARTING:
             phase.processes[data["job"]] = StartedProcess(
-                data["job"], data["kind"], files=tuple(data["files"])
+                data["job"], data["kind"], files=tuple(data["files"]), cgroup=data.get("cgroup")
             )
         case EventName.SERVER_STARTED | EventName.JOB_STARTED:
             process = phase.processes[data.get("job", "server")]
@@ -139,12 +156,19 @@ def _apply_to_phase(state: RunState, phase: PhaseState, event: Event) -> None:
             process = phase.processes[data["process"]]
             process.members |= {ProcessIdentity(**member) for member in data["members"]}
             process.segments = data["segments"]
+            process.sockets = data.get("sockets", [])
+            process.derived_ports = tuple(data.get("derived_ports", ()))
+        case EventName.CHANGEOVER_DELIVERED:
+            if data["signal"] == "SIGTERM" and data["delivery"] == "sent" and data["pid"] > 0:
+                identity = ProcessIdentity(data["pid"], data["start_ticks"], state.boot_id)
+                phase.terminated.add(identity)
         case EventName.JOB_DONE:
             phase.jobs[data["job"]] = FinishedJob(
                 data["kind"], data["digest"], data["result"], data["outputs"]
             )
         case EventName.CHANGEOVER_CLEARED:
             phase.clearance, phase.clearance_seq = data["clearance"], event.seq
+            phase.terminated.clear()
             if data["clearance"]["verdict"] == "clean":
                 phase.processes.clear()
                 state.last_clearance_seq = event.seq

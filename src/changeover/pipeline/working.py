@@ -34,7 +34,8 @@ def run_job(
     tail = Tail(folder / "progress.jsonl")
     journal, clock = context.journal, context.machine.clock
     named = {"phase": phase, "job": job.name, "kind": job.kind}
-    journal.append(EventName.JOB_STARTING, **named, files=[str(folder)], params=params)
+    cgroup = processes.make_cgroup(job.name)
+    journal.append(EventName.JOB_STARTING, **named, files=[str(folder)], params=params, cgroup=cgroup)
     started_s = clock.monotonic()
     owned = processes.start(
         job.name,
@@ -42,6 +43,7 @@ def run_job(
         env=job_environment(job, url),
         folder=folder,
         files=(str(folder),),
+        cgroup=cgroup,
     )
     journal.append(
         EventName.JOB_STARTED,

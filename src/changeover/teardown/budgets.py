@@ -18,6 +18,7 @@ class Budgets:
 
     total_s: float = 600.0
     drain_s: float = 60.0
+    drain_cap_s: float = 300.0
     terminate_s: float = 60.0
     kill_s: float = 60.0
     orphans_s: float = 15.0

@@ -3,19 +3,37 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from changeover.machine.gpus import GpuReading, Presence
-from changeover.machine.processes import ProcessIdentity
+from changeover.machine.processes import ProcessFacts, ProcessIdentity
 from changeover.machine.protocol import Delivery, Handle, Holder, Machine
 from changeover.teardown import stages
 from changeover.teardown.budgets import Budgets
 from changeover.teardown.clearance import Clearance, Refusal, SignalRecord, StageRecord, overall
-from changeover.teardown.footprint import Baseline, Target
-from changeover.teardown.inventory import Found, Inventory, segments_held, take_inventory
-from changeover.teardown.moves import BeginDrain, Facts, ListHolders, Member, Role, Signal
+from changeover.teardown.footprint import Baseline, Drain, StopPolicy, Target
+from changeover.teardown.inventory import Found, Inventory, look_again, take_inventory, whole_look
+from changeover.teardown.leftovers import (
+    clear_sockets,
+    empty_cgroups,
+    held_by,
+    look_at_derived_ports,
+    observe,
+    with_held,
+)
+from changeover.teardown.moves import (
+    BeginDrain,
+    CutDrain,
+    Facts,
+    KillCgroups,
+    ListHolders,
+    Member,
+    Role,
+    Signal,
+)
 from changeover.teardown.observer import MachineSample, Observer, SilentObserver
+from changeover.teardown.ownership import Proof
 from changeover.teardown.probes import Question, Verification
 from changeover.teardown.stages import Stage, State
 from changeover.teardown.verify import Survivor
@@ -28,18 +46,6 @@ _SAMPLING_TIMEOUT_S = 3.0  # a driver that hangs must not hold up the killing; v
 _SAMPLING_SHARE = 0.1  # of the time left, at most
 
 
-def observe(machine: Machine, target: Target) -> Target:
-    """The target with the members and segments seen now added; call it while the phase runs.
-
-    What was seen once is provable for ever: a worker that leaves the session and drops its environment
-    afterwards is still known by its start time.
-    """
-    inventory = take_inventory(machine, (target,))
-    (grown,) = inventory.targets
-    held = segments_held(machine, [one.process for one in inventory.found])
-    return replace(grown, segments=grown.segments | held)
-
-
 def clear(
     machine: Machine,
     targets: Sequence[Target],
@@ -47,15 +53,18 @@ def clear(
     *,
     budgets: Budgets | None = None,
     observer: Observer | None = None,
+    terminated: frozenset[ProcessIdentity] = frozenset(),
 ) -> Clearance:
     """Stop the targets and prove that the machine is as it was before them.
+
+    ``terminated`` got SIGTERM from an earlier attempt that was cut off: they get their time, and no second one.
 
     Ends within ``budgets.total_s`` (plus one look at the machine). Ctrl-C and SIGTERM to Changeover wait
     until it is over. Never raises for what the targets do: what goes wrong is in the clearance.
     """
     with machine.uninterrupted(), machine.watching_gpus():
         return _Changeover(
-            machine, targets, baseline, budgets or Budgets(), observer or SilentObserver()
+            machine, targets, baseline, budgets or Budgets(), observer or SilentObserver(), terminated
         ).run()
 
 
@@ -67,8 +76,10 @@ class _Changeover:
         baseline: Baseline,
         budgets: Budgets,
         observer: Observer,
+        terminated: frozenset[ProcessIdentity],
     ) -> None:
         self._machine = machine
+        self._terminated = terminated
         self._targets = tuple(targets)
         self._baseline = baseline
         self._budgets = budgets
@@ -85,11 +96,13 @@ class _Changeover:
         self._device_holders: tuple[Holder, ...] = ()
         self._mps_clients: frozenset[int] = frozenset()
         self._gpus_answer = True
+        self._gpus_present = True
+        self._asked = 0
         self._last_gpus: tuple[tuple[str, float], ...] = ()
         self._inventory: Inventory | None = None
 
     def run(self) -> Clearance:
-        state = stages.begin(self._started_s, self._budgets)
+        state = stages.begin(self._started_s, self._budgets, self._terminated)
         while state.stage is not Stage.VERIFY:
             facts = self._look(state)
             moved, state = self._decide(state, facts)
@@ -99,7 +112,12 @@ class _Changeover:
         verification = Verification(
             self._machine, self._question(), self._budgets, state.end_s, lambda gpus: self._sample(gpus)
         )
-        evidence = verification.evidence()
+        evidence = (
+            *verification.evidence(),
+            *clear_sockets(self._machine, self._targets),
+            *look_at_derived_ports(self._machine, self._targets, frozenset(self._known)),
+            *empty_cgroups(self._machine, self._targets),
+        )
         seconds = self._now_s() - state.entered_s
         self._record(StageRecord("verify", seconds, "proved", f"{len(evidence)} items"))
         self._sample(None)
@@ -119,13 +137,13 @@ class _Changeover:
         """One look at the machine; whoever is new gets a handle, and his segments are noted before any
         signal.
         """
-        inventory = take_inventory(self._machine, self._targets, mps_clients=self._mps_clients)
+        inventory = self._inventory_now(state)
         new = [one for one in inventory.found if one.process.identity not in self._known]
-        if new:
-            held = segments_held(self._machine, [one.process for one in new])
-            self._targets = tuple(replace(one, segments=one.segments | held) for one in inventory.targets)
-        else:
-            self._targets = inventory.targets
+        self._targets = tuple(
+            with_held(target, held_by(self._machine, mine)) if mine else target
+            for target in inventory.targets
+            for mine in ([one.process for one in new if one.target == target.name],)
+        )
         for one in new:
             self._known[one.process.identity] = one
             handle = self._machine.open(one.process.identity)
@@ -142,13 +160,41 @@ class _Changeover:
                 self._known[one.process.identity].role,
                 self._known[one.process.identity].proof,
                 one.process.dumping_core,
+                fast=state.stage is Stage.DRAIN and self._may_be_fast(one),
             )
             for one in inventory.alive
             if not one.refusal and one.process.identity not in self._denied
         )
         can_drain = any(target.drain is not None for target in self._targets)
         running = self._running() if state.stage is Stage.DRAIN and state.began else None
-        return Facts(members, can_drain=can_drain, running=running)
+        return Facts(
+            members,
+            can_drain=can_drain,
+            running=running,
+            proven_idle=running == 0 and self._proves_idle(),
+            populated=state.stage is Stage.TRACKER and self._populated(),
+        )
+
+    def _inventory_now(self, state: State) -> Inventory:
+        """Whole at the start and at the end; in between those whom we know, and whoever is new."""
+        if self._inventory is None:
+            return take_inventory(self._machine, self._targets, mps_clients=self._mps_clients)
+        look = whole_look if state.stage is Stage.VERIFY else look_again
+        return look(self._machine, self._targets, self._inventory, mps_clients=self._mps_clients)
+
+    def _may_be_fast(self, one: Found) -> bool:
+        """Its profile says so, MPS would not suffer, and it has nothing open to write where the phase writes."""
+        target = next(target for target in self._targets if target.name == one.target)
+        if target.stop is not StopPolicy.FAST or one.process.pid in self._mps_clients:
+            return False
+        if not target.files:
+            return True
+        held = self._machine.open_paths(one.process.pid)
+        return not any(path.writable and path.path.startswith(target.files) for path in held)
+
+    def _populated(self) -> bool:
+        paths = (target.cgroup for target in self._targets if target.cgroup is not None)
+        return any(self._machine.cgroup_populated(path) for path in paths)
 
     def _decide(self, state: State, facts: Facts) -> tuple[bool, State]:
         """Step until the machine has to be looked at again."""
@@ -159,8 +205,14 @@ class _Changeover:
                 match action:
                     case BeginDrain():
                         self._begin_drain()
-                    case ListHolders():
+                    case CutDrain():
+                        self._each_drain(lambda drain: drain.cut())
+                    case KillCgroups():
+                        self._kill_cgroups()
+                    case ListHolders() if self._gpus_present:
                         self._device_holders = self._machine.holders(_DEVICES)
+                    case ListHolders():
+                        pass
                     case Signal():
                         self._send(action)
             state = step.state
@@ -171,7 +223,11 @@ class _Changeover:
             moved = True
 
     def _leave(self, left: stages.Left, state: State) -> None:
-        detail = "; ".join((left.detail, *self._drain_notes)) if left.stage is Stage.DRAIN else left.detail
+        detail = left.detail
+        if left.stage is Stage.DRAIN:
+            names = (target.drain.name for target in self._targets if target.drain is not None)
+            asked = f"{', '.join(dict.fromkeys(names))}, asked {self._asked} times"
+            detail = "; ".join((left.detail, asked, *self._drain_notes))
         if left.stage is Stage.DRAIN and left.outcome == "expired":
             self._lost_requests = state.running
         self._record(StageRecord(left.stage.value, left.seconds, left.outcome, detail))
@@ -195,34 +251,54 @@ class _Changeover:
         )
         self._observer.intent(record)
         self._signals.append(record)
-        if self._machine.signal(handle, order.number) is Delivery.DENIED:
+        delivery = self._machine.signal(handle, order.number)
+        self._observer.delivered(record, delivery)
+        if delivery is Delivery.DENIED:
             reason = f"the kernel denied {record.signal}: another user's process"
             self._denied[order.identity] = reason
             self._refusals[Refusal(record.pid, record.start_ticks, record.comm, reason)] = None
 
-    def _begin_drain(self) -> None:
+    def _kill_cgroups(self) -> None:
+        """Write-ahead as for any signal: a line for each member that is seen, and one for the cgroup."""
         for target in self._targets:
-            if target.drain is not None:
-                try:
-                    target.drain.begin()
-                except Exception as error:  # noqa: BLE001 - nothing may stop a teardown
-                    self._drain_notes.append(f"{target.drain.name}: {type(error).__name__}: {error}")
+            if target.cgroup is None or not self._machine.cgroup_populated(target.cgroup):
+                continue
+            inside = self._machine.cgroup_members(target.cgroup)
+            seen = [one for one in self._known.values() if one.process.pid in inside]
+            records = [_killed_with_its_cgroup(one.process, target.name) for one in seen]
+            name = target.cgroup.rsplit("/", 1)[-1]
+            records.append(SignalRecord(0, 0, f"cgroup {name}", "SIGKILL", Proof.CGROUP.value, target.name))
+            for record in records:
+                self._observer.intent(record)
+                self._signals.append(record)
+            done = self._machine.kill_cgroup(target.cgroup)
+            for record in records:
+                self._observer.delivered(record, Delivery.SENT if done else Delivery.DENIED)
 
-    def _running(self) -> int | None:
-        """Requests in all servers together; None as soon as one of them does not say."""
-        total = 0
+    def _begin_drain(self) -> None:
+        self._each_drain(lambda drain: drain.begin())
+
+    def _each_drain(self, ask: Callable[[Drain], object]) -> list[Any]:
+        """The answers, None where there is none; nothing that a server does may stop a teardown."""
+        answers: list[Any] = []
         for target in self._targets:
             if target.drain is not None:
                 try:
-                    running = target.drain.running()
+                    answers.append(ask(target.drain))
                 except Exception as error:  # noqa: BLE001
                     note = f"{target.drain.name}: {type(error).__name__}: {error}"
                     self._drain_notes = [*dict.fromkeys((*self._drain_notes, note))]
-                    running = None
-                if running is None:
-                    return None
-                total += running
-        return total
+                    answers.append(None)
+        return answers
+
+    def _running(self) -> int | None:
+        """Requests in all servers together; None as soon as one of them does not say."""
+        self._asked += 1
+        running = self._each_drain(lambda drain: drain.running())
+        return None if None in running else sum(running)
+
+    def _proves_idle(self) -> bool:
+        return all(self._each_drain(lambda drain: drain.proves_idle()))
 
     def _wait(self, state: State, facts: Facts) -> None:
         waited_for = [self._handles[one.identity] for one in facts.members if one.identity in self._handles]
@@ -238,6 +314,7 @@ class _Changeover:
         left_s = self._started_s + self._budgets.total_s - self._now_s()
         reading = self._machine.gpus(max(0.0, min(_SAMPLING_TIMEOUT_S, _SAMPLING_SHARE * left_s)))
         self._gpus_answer = reading.presence is Presence.READ
+        self._gpus_present = reading.presence is not Presence.ABSENT
         listed = (one for gpu in reading.gpus for one in gpu.processes if one.kind == "mps")
         self._mps_clients = frozenset(one.pid for one in listed)
         return reading
@@ -283,3 +360,10 @@ class _Changeover:
 
     def _now_s(self) -> float:
         return self._machine.clock.monotonic()
+
+
+def _killed_with_its_cgroup(process: ProcessFacts, target: str) -> SignalRecord:
+    identity = process.identity
+    return SignalRecord(
+        identity.pid, identity.start_ticks, process.comm, "SIGKILL", Proof.CGROUP.value, target
+    )

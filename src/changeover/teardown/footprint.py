@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Protocol
 
@@ -133,14 +133,6 @@ def take_baseline(machine: Machine, *, probe_timeout_s: float = _PROBE_TIMEOUT_S
         taken_wall_s=machine.clock.wall(),
         note=reading.note,
     )
-
-
-def take_late_baseline(machine: Machine, *, probe_timeout_s: float = _PROBE_TIMEOUT_S) -> Baseline:
-    """For a run whose record holds none: GPUs cannot be judged by what they held while it was running."""
-    taken = take_baseline(machine, probe_timeout_s=probe_timeout_s)
-    if taken.presence is Presence.ABSENT:
-        return taken
-    return replace(taken, presence=Presence.UNREADABLE, gpus=(), note="the run's record holds no baseline")
 
 
 @dataclass(frozen=True)

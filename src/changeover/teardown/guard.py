@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from changeover.machine.processes import ProcessFacts
 
 
 @dataclass(frozen=True)
 class Untouchable:
-    """Ourselves and what we hang on: ``ancestors`` up to init, our group and our session."""
+    """Ourselves and what we hang on: ``ancestors`` up to init, our group and our session (None: not spared)."""
 
     own_pid: int
     ancestors: frozenset[int]
-    pgid: int
-    sid: int
+    pgid: int | None
+    sid: int | None
 
 
 def untouchable(own_pid: int, processes: Mapping[int, ProcessFacts]) -> Untouchable:
@@ -33,6 +33,13 @@ def untouchable(own_pid: int, processes: Mapping[int, ProcessFacts]) -> Untoucha
         pgid=own.pgid if own is not None else own_pid,
         sid=own.sid if own is not None else own_pid,
     )
+
+
+def sparing_only_ourselves(untouched: Untouchable) -> Untouchable:
+    """For processes that the user has adopted one by one: a server started from the shell that Changeover runs in
+    shares its session, and without job control its group. Ourselves and our ancestors stay out of reach.
+    """
+    return replace(untouched, pgid=None, sid=None)
 
 
 def forbidden(process: ProcessFacts, untouched: Untouchable, *, mps_clients: frozenset[int]) -> str | None:

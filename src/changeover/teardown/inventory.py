@@ -12,14 +12,14 @@ from typing import Any
 
 from changeover.machine.processes import TICKS_PER_S, ProcessFacts, ProcessIdentity, redacted
 from changeover.machine.protocol import Machine
-from changeover.machine.shm import Segment
 from changeover.teardown.clearance import Refusal
+from changeover.teardown.engine_processes import is_tracker
 from changeover.teardown.footprint import Target
-from changeover.teardown.guard import forbidden, untouchable
+from changeover.teardown.guard import forbidden, sparing_only_ourselves, untouchable
 from changeover.teardown.moves import Role
 from changeover.teardown.ownership import Proof, Sight, of_another_run, prove_all
 
-_TRACKER_MODULE = "multiprocessing.resource_tracker"
+_SETTLED_S = 2.0
 
 
 @dataclass(frozen=True)
@@ -47,13 +47,21 @@ class Found:
 
 
 @dataclass(frozen=True)
+class Seen:
+    """What one look saw of everybody: by pid, and the secrets found in environments."""
+
+    processes: Mapping[int, ProcessFacts]
+    cookies: Mapping[ProcessIdentity, str | None]
+
+
+@dataclass(frozen=True)
 class Inventory:
     """``targets`` are those that were given, with the members seen now added."""
 
     found: tuple[Found, ...]
     refusals: tuple[Refusal, ...]
     targets: tuple[Target, ...]
-    processes: Mapping[int, ProcessFacts]
+    seen: Seen
 
     @property
     def alive(self) -> tuple[Found, ...]:
@@ -75,31 +83,104 @@ def take_inventory(
     What this very process has started besides the targets (a server while a job is cleared) is left out, with
     everything in its session and below it, although it carries the same run's secret.
     """
-    processes = dict(machine.processes())
+    return _inventory(machine, targets, _see(machine, targets, dict(machine.processes()), {}), mps_clients)
+
+
+def look_again(
+    machine: Machine,
+    targets: Sequence[Target],
+    before: Inventory,
+    *,
+    mps_clients: frozenset[int] = frozenset(),
+) -> Inventory:
+    """The same, soon after: everybody who was found then, and whoever is new since, is looked at; strangers of then
+    are not. What that cannot see is a pid that changed hands in between; the last look is a whole one.
+    """
+    ours = {one.process.pid for one in before.found}
+    processes = {}
+    for pid in machine.pids():
+        known = before.seen.processes.get(pid) if pid not in ours else None
+        process = known or machine.process(pid)
+        if process is not None:
+            processes[pid] = process
+    return _inventory(machine, targets, _see(machine, targets, processes, before.seen.cookies), mps_clients)
+
+
+def whole_look(
+    machine: Machine,
+    targets: Sequence[Target],
+    before: Inventory,
+    *,
+    mps_clients: frozenset[int] = frozenset(),
+) -> Inventory:
+    """Everybody once more; only environments that were read before are not read again."""
+    seen = _see(machine, targets, dict(machine.processes()), before.seen.cookies)
+    return _inventory(machine, targets, seen, mps_clients)
+
+
+def _see(
+    machine: Machine,
+    targets: Sequence[Target],
+    processes: Mapping[int, ProcessFacts],
+    cookies: Mapping[ProcessIdentity, str | None],
+) -> Seen:
+    """Environments are read once; of a process younger than two seconds again, since it may not have come to its exec
+    or the kernel not have laid the new environment out. Of those older than every leader they are not read: nothing
+    older than its leader is a target's.
+    """
+    settled_ticks = (machine.clock.wall() - machine.booted_wall_s - _SETTLED_S) * TICKS_PER_S
+    oldest_ticks = _oldest_ticks(targets)
+    found: dict[ProcessIdentity, str | None] = {}
+    for pid, process in processes.items():
+        identity = process.identity
+        if identity.start_ticks >= oldest_ticks:
+            known = identity.start_ticks < settled_ticks and identity in cookies
+            found[identity] = cookies[identity] if known else machine.cookie(pid)
+    return Seen(processes, found)
+
+
+def _oldest_ticks(targets: Sequence[Target]) -> int:
+    """When the first of them started: nothing from before is theirs. 0 where a leader was never written down."""
+    if any(target.leader is None for target in targets):
+        return 0
+    members = (one.start_ticks for target in targets for one in target.members)
+    leaders = (target.leader.start_ticks for target in targets if target.leader is not None)
+    return min((*members, *leaders), default=0)
+
+
+def _inventory(
+    machine: Machine, targets: Sequence[Target], seen: Seen, mps_clients: frozenset[int]
+) -> Inventory:
+    processes = seen.processes
     leaders = {target.leader for target in targets}
-    others = frozenset(machine.spawned() - leaders)
+    oldest_ticks = _oldest_ticks(targets)
+    spawned = machine.spawned()
+    others = frozenset(spawned - leaders)
     elsewhere = _trees(others, processes)
     sights = {
         pid: Sight(
             process,
-            cookie=machine.cookie(pid),
-            spawned=process.identity in machine.spawned(),
+            cookie=seen.cookies.get(process.identity),
+            spawned=process.identity in spawned,
             came_home=not others and machine.came_home(process),
         )
         for pid, process in processes.items()
-        if pid not in elsewhere and pid != machine.pid
+        if process.identity.start_ticks >= oldest_ticks and pid not in elsewhere and pid != machine.pid
     }
     untouched = untouchable(machine.pid, processes)
+    adopting = sparing_only_ourselves(untouched)
     found: dict[ProcessIdentity, Found] = {}
     strangers: list[Sight] = []
     grown: list[Target] = []
     for target in targets:
-        proven = prove_all(sights, target)
+        inside = machine.cgroup_members(target.cgroup) if target.cgroup is not None else frozenset()
+        proven = prove_all(sights, target, inside)
         for identity, proof in proven.items():
             if identity not in found:
                 process = processes[identity.pid]
                 role = _role(machine, process, leaders)
-                refusal = forbidden(process, untouched, mps_clients=mps_clients) or ""
+                spared = adopting if target.adopted else untouched
+                refusal = forbidden(process, spared, mps_clients=mps_clients) or ""
                 found[identity] = Found(process, target.name, proof, role, refusal)
         strangers.extend(_of_other_runs(sights, target, proven))
         grown.append(replace(target, members=target.members | frozenset(proven)))
@@ -111,16 +192,7 @@ def take_inventory(
         for sight in strangers
         if sight.process.identity not in found
     ]
-    return Inventory(tuple(found.values()), tuple(dict.fromkeys(refusals)), tuple(grown), processes)
-
-
-def segments_held(machine: Machine, members: Sequence[ProcessFacts]) -> frozenset[Segment]:
-    """The segments that these processes have open or mapped now: what makes a leftover provably theirs
-    later.
-    """
-    present = {segment.path: segment for segment in machine.segments()}
-    held = {one.path for member in members if member.alive for one in machine.open_paths(member.pid)}
-    return frozenset(segment for path, segment in present.items() if path in held)
+    return Inventory(tuple(found.values()), tuple(dict.fromkeys(refusals)), tuple(grown), seen)
 
 
 def describe(machine: Machine, identity: ProcessIdentity) -> str:
@@ -131,18 +203,19 @@ def describe(machine: Machine, identity: ProcessIdentity) -> str:
     started_s = machine.booted_wall_s + identity.start_ticks / TICKS_PER_S
     started = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(started_s))
     command = redacted(machine.command(identity.pid)) or "no command line"
-    return f"pid {identity.pid} ({process.comm}), user {_user(process.uid)}, since {started}: {command}"
+    return f"pid {identity.pid} ({process.comm}), user {user_name(process.uid)}, since {started}: {command}"
 
 
 def _role(machine: Machine, process: ProcessFacts, leaders: set[ProcessIdentity | None]) -> Role:
     if process.identity in leaders:
         return Role.LEADER
-    tracker = any(_TRACKER_MODULE in word for word in machine.command(process.pid))
-    return Role.TRACKER if tracker else Role.MEMBER
+    return Role.TRACKER if is_tracker(machine.command(process.pid)) else Role.MEMBER
 
 
 def _trees(roots: frozenset[ProcessIdentity], processes: Mapping[int, ProcessFacts]) -> frozenset[int]:
     """Pids in the sessions of these leaders, and below them."""
+    if not roots:
+        return frozenset()
     inside = {pid for pid, process in processes.items() if any(process.sid == root.pid for root in roots)}
     growing = True
     while growing:
@@ -168,7 +241,8 @@ def _refusal(process: ProcessFacts, reason: str) -> Refusal:
     return Refusal(process.pid, process.identity.start_ticks, process.comm, reason)
 
 
-def _user(uid: int) -> str:
+def user_name(uid: int) -> str:
+    """The name of a user, or the number where it has none here."""
     try:
         return pwd.getpwuid(uid).pw_name
     except KeyError:

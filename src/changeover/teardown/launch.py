@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -10,7 +11,7 @@ from pathlib import Path
 from changeover.machine.errors import InvalidInput
 from changeover.machine.processes import COOKIE_VARIABLE, ProcessIdentity
 from changeover.machine.protocol import Machine
-from changeover.teardown.footprint import Drain, Target
+from changeover.teardown.footprint import Drain, StopPolicy, Target
 
 
 @dataclass(frozen=True)
@@ -21,6 +22,7 @@ class Owned:
     identity: ProcessIdentity
     log: Path
     cookie: str = field(repr=False)
+    cgroup: str | None = None
 
     @property
     def pid(self) -> int:
@@ -43,6 +45,7 @@ class Owned:
         ports: tuple[int, ...] = (),
         files: tuple[str, ...] = (),
         drain: Drain | None = None,
+        stop: StopPolicy = StopPolicy.GRACEFUL,
     ) -> Target:
         """What must be gone after the phase; keep it up to date with ``clear.observe``."""
         return Target(
@@ -54,13 +57,28 @@ class Owned:
             ports=ports,
             files=files,
             drain=drain,
+            cgroup=self.cgroup,
+            stop=stop,
         )
 
 
+def cgroup_name(cookie: str) -> str:
+    """The name of the cgroup for what carries this cookie; it tells nothing of the secret."""
+    return f"changeover-{hashlib.sha256(cookie.encode()).hexdigest()[:16]}"
+
+
 def launch(
-    machine: Machine, *, argv: list[str], env: Mapping[str, str], cwd: Path, log: Path, cookie: str
+    machine: Machine,
+    *,
+    argv: list[str],
+    env: Mapping[str, str],
+    cwd: Path,
+    log: Path,
+    cookie: str,
+    cgroup: str | None = None,
 ) -> Owned:
-    """Start ``argv`` in its own session; ``env`` is added to our own environment.
+    """Start ``argv`` in its own session, and in ``cgroup`` (``machine.make_cgroup``) where there is one; ``env`` is
+    added to our own environment.
 
     stdin is /dev/null; stdout and stderr are appended to ``log``. ``SPT_NOENV=1`` keeps ``setproctitle`` from
     overwriting the environment, and with it the cookie (py-setproctitle's README). Raises InvalidInput
@@ -69,11 +87,11 @@ def launch(
     marked = {**os.environ, **env, "SPT_NOENV": "1", COOKIE_VARIABLE: cookie}
     log.parent.mkdir(parents=True, exist_ok=True)
     try:
-        identity = machine.spawn(argv, env=marked, cwd=cwd, log=log)
+        identity = machine.spawn(argv, env=marked, cwd=cwd, log=log, cgroup=cgroup)
     except (FileNotFoundError, NotADirectoryError, PermissionError) as error:
         raise InvalidInput(
             expected=f"a program that can be started in {cwd}: {argv[0]}",
             seen=f"{type(error).__name__}: {error}",
             todo="Check the path, that the file is executable, and that the working folder exists.",
         ) from error
-    return Owned(machine=machine, identity=identity, log=log, cookie=cookie)
+    return Owned(machine=machine, identity=identity, log=log, cookie=cookie, cgroup=cgroup)

@@ -20,23 +20,29 @@ class Role(StrEnum):
 
 @dataclass(frozen=True)
 class Member:
-    """A process of ours that is alive now, and may be signalled."""
+    """A process of ours that is alive now, and may be signalled.
+
+    ``fast``: once it is proven idle, nothing speaks against SIGKILL without SIGTERM before.
+    """
 
     identity: ProcessIdentity
     role: Role
     proof: Proof
     dumping_core: bool = False
+    fast: bool = False
 
 
 @dataclass(frozen=True)
 class Facts:
-    """One look at the machine: ``members`` alive and signallable, ``running`` requests, where the engine
-    says.
+    """One look at the machine: ``members`` alive and signallable, ``running`` requests, where the engine says;
+    ``proven_idle`` where the engine gives an exact proof; ``populated``: something lives in a cgroup of ours.
     """
 
     members: tuple[Member, ...]
     can_drain: bool = False
     running: int | None = None
+    proven_idle: bool = False
+    populated: bool = False
 
 
 @dataclass(frozen=True)
@@ -54,8 +60,18 @@ class BeginDrain:
 
 
 @dataclass(frozen=True)
+class CutDrain:
+    """An order: end the requests that still run; their time is up."""
+
+
+@dataclass(frozen=True)
+class KillCgroups:
+    """An order: the kernel's atomic kill of everything in our cgroups."""
+
+
+@dataclass(frozen=True)
 class ListHolders:
     """An order: find out who has a GPU's device file open."""
 
 
-Action = Signal | BeginDrain | ListHolders
+Action = Signal | BeginDrain | CutDrain | KillCgroups | ListHolders

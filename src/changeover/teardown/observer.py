@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from changeover.machine.protocol import Delivery
 from changeover.teardown.clearance import SignalRecord, StageRecord
 
 
@@ -27,11 +28,15 @@ class MachineSample:
 
 
 class Observer(Protocol):
-    """Who writes it down. ``intent`` returns only when the line is on disk: the signal follows it."""
+    """Who writes it down. ``intent`` returns only when the line is on disk: the signal follows it, and then
+    ``delivered`` says what became of it.
+    """
 
     def stage(self, record: StageRecord) -> None: ...
 
     def intent(self, record: SignalRecord) -> None: ...
+
+    def delivered(self, record: SignalRecord, delivery: Delivery) -> None: ...
 
     def sample(self, sample: MachineSample) -> None: ...
 
@@ -43,6 +48,9 @@ class SilentObserver:
         pass
 
     def intent(self, record: SignalRecord) -> None:
+        pass
+
+    def delivered(self, record: SignalRecord, delivery: Delivery) -> None:
         pass
 
     def sample(self, sample: MachineSample) -> None:

@@ -1,4 +1,4 @@
-"""Who is ours: proven by one of five facts, never guessed.
+"""Who is ours: proven by one of these facts, never guessed.
 
 Name, title, port, user, GPU use and a pid in a file are no proof. Everything here is a function of facts;
 nothing is read and nothing is sent.
@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
-from changeover.machine.errors import NotSupported
 from changeover.machine.processes import ProcessFacts, ProcessIdentity
 from changeover.teardown.footprint import Target
 
@@ -61,18 +60,22 @@ def session_is_continuous(target: Target, processes: Mapping[int, ProcessFacts])
     )
 
 
-def prove(sight: Sight, target: Target, *, continuous_session: bool) -> Proof | None:
+def prove(sight: Sight, target: Target, *, continuous_session: bool, in_cgroup: bool = False) -> Proof | None:
     """The strongest proof that this process belongs to the target, or None.
 
     Nothing that started before the target's leader can be the leader's work, whatever else is said of it.
     """
     identity = sight.process.identity
+    if identity in target.adopted:
+        return Proof.ADOPTED
     if identity == target.leader and sight.spawned:
         return Proof.FORKED
     if identity == target.leader or identity in target.members:
         return Proof.RECORDED
     if target.leader is not None and not _younger(identity, target.leader):
         return None
+    if in_cgroup:
+        return Proof.CGROUP
     if continuous_session and sight.process.sid == target.sid:
         return Proof.SESSION
     if sight.cookie is not None and hmac.compare_digest(sight.cookie.encode(), target.cookie.encode()):
@@ -82,8 +85,12 @@ def prove(sight: Sight, target: Target, *, continuous_session: bool) -> Proof | 
     return None
 
 
-def prove_all(sights: Mapping[int, Sight], target: Target) -> dict[ProcessIdentity, Proof]:
+def prove_all(
+    sights: Mapping[int, Sight], target: Target, cgroup_members: frozenset[int] = frozenset()
+) -> dict[ProcessIdentity, Proof]:
     """Everybody who belongs to the target: by a proof of his own, or as a descendant of one who has it.
+
+    ``cgroup_members`` are the pids in the target's cgroup, read after the sights: whoever has one of them was there.
 
     Descent counts only along living parents seen in the same look: a pid named as parent is that parent
     then. What carries another run's secret is that run's, with everything below it, even if it hangs below
@@ -97,7 +104,8 @@ def prove_all(sights: Mapping[int, Sight], target: Target) -> dict[ProcessIdenti
     children: dict[int, list[ProcessFacts]] = {}
     for sight in eligible.values():
         children.setdefault(sight.process.ppid, []).append(sight.process)
-        proof = prove(sight, target, continuous_session=continuous)
+        inside = sight.process.pid in cgroup_members
+        proof = prove(sight, target, continuous_session=continuous, in_cgroup=inside)
         if proof is not None:
             proven[sight.process.identity] = proof
     waiting = [identity.pid for identity in proven]
@@ -113,15 +121,6 @@ def prove_all(sights: Mapping[int, Sight], target: Target) -> dict[ProcessIdenti
 def of_another_run(sight: Sight, target: Target) -> bool:
     """Whether the process carries a secret, and not this run's."""
     return sight.cookie is not None and not hmac.compare_digest(sight.cookie.encode(), target.cookie.encode())
-
-
-def refuse_adoption(what: str) -> NotSupported:
-    """Adopting a server that somebody else started needs the user's word and comes in a later version."""
-    return NotSupported(
-        expected="a run of Changeover's own (--run ID): its processes are proven ours",
-        seen=what,
-        todo="Adopting servers of others comes later; stop that one the way it was started.",
-    )
 
 
 def _younger(identity: ProcessIdentity, leader: ProcessIdentity) -> bool:

@@ -17,9 +17,21 @@ from enum import StrEnum
 
 from changeover.machine.processes import ProcessIdentity
 from changeover.teardown.budgets import Budgets
-from changeover.teardown.moves import Action, BeginDrain, Facts, ListHolders, Member, Role, Signal
+from changeover.teardown.moves import (
+    Action,
+    BeginDrain,
+    CutDrain,
+    Facts,
+    KillCgroups,
+    ListHolders,
+    Member,
+    Role,
+    Signal,
+)
 
 _IDLE_LOOKS = 2  # a gauge of 0 once may be the moment between two requests
+_CUT_WAIT_S = 3.0  # for the aborts to be seen by the gauge
+_PATIENT_ROUNDS = 3
 _QUIET_LOOKS = 2  # a process may fork between our look and its death
 _DEAD_WAIT_S = 2.0
 
@@ -40,7 +52,7 @@ class Stage(StrEnum):
 
 LEGAL_MOVES: Mapping[Stage, frozenset[Stage]] = {
     Stage.PLAN: frozenset({Stage.DRAIN, Stage.TERMINATE, Stage.ORPHANS}),
-    Stage.DRAIN: frozenset({Stage.TERMINATE, Stage.ORPHANS}),
+    Stage.DRAIN: frozenset({Stage.TERMINATE, Stage.KILL, Stage.ORPHANS}),
     Stage.TERMINATE: frozenset({Stage.WAIT}),
     Stage.WAIT: frozenset({Stage.KILL, Stage.ORPHANS}),
     Stage.KILL: frozenset({Stage.ORPHANS, Stage.HOLDERS}),
@@ -53,7 +65,11 @@ LEGAL_MOVES: Mapping[Stage, frozenset[Stage]] = {
 
 @dataclass(frozen=True)
 class State:
-    """Where the teardown is and what it remembers. Times are monotonic seconds."""
+    """Where the teardown is and what it remembers. Times are monotonic seconds.
+
+    ``running`` is the last known number of requests, ``cut_s`` when they were cut off; ``kill_rounds`` counts how
+    often somebody new had to be killed.
+    """
 
     stage: Stage
     entered_s: float
@@ -62,6 +78,8 @@ class State:
     began: bool = False
     good_looks: int = 0
     running: int | None = None
+    cut_s: float | None = None
+    kill_rounds: int = 0
     terminated: frozenset[ProcessIdentity] = frozenset()
     killed: frozenset[ProcessIdentity] = frozenset()
 
@@ -83,8 +101,10 @@ class Step:
     left: Left | None = None
 
 
-def begin(now_s: float, budgets: Budgets) -> State:
-    return State(Stage.PLAN, entered_s=now_s, deadline_s=now_s, end_s=now_s + budgets.total_s)
+def begin(now_s: float, budgets: Budgets, terminated: frozenset[ProcessIdentity] = frozenset()) -> State:
+    """``terminated`` got SIGTERM from an earlier teardown that did not come to its end; some take a second one ill."""
+    end_s = now_s + budgets.total_s
+    return State(Stage.PLAN, entered_s=now_s, deadline_s=now_s, end_s=end_s, terminated=terminated)
 
 
 def step(state: State, facts: Facts, now_s: float, budgets: Budgets) -> Step:
@@ -103,20 +123,56 @@ def _plan(state: State, facts: Facts, now_s: float, budgets: Budgets) -> Step:
 
 
 def _drain(state: State, facts: Facts, now_s: float, budgets: Budgets) -> Step:
+    """Until nothing runs, by the engine's exact proof or by two looks at its gauge; at the deadline the rest is cut.
+
+    While the gauge falls the deadline moves (as systemd's EXTEND_TIMEOUT_USEC does), up to ``drain_cap_s``.
+    """
     if not _of(facts, Role.LEADER):
         return _move(state, Stage.ORPHANS, now_s, budgets, "expired", "the server died while draining")
     if not state.began:
         return Step(replace(state, began=True), (BeginDrain(),))
+    if state.cut_s is not None:
+        return _after_the_cut(state, facts, now_s, budgets)
     looks = state.good_looks + 1 if facts.running == 0 else 0
-    seen = replace(
-        state, good_looks=looks, running=facts.running if facts.running is not None else state.running
-    )
+    seen = replace(_extended(state, facts, now_s, budgets), good_looks=looks)
+    if facts.running is not None:
+        seen = replace(seen, running=facts.running)
+    if facts.running == 0 and facts.proven_idle:
+        return _idle(seen, facts, now_s, budgets, "idle, by the engine's own proof")
     if looks >= _IDLE_LOOKS:
-        return _move(seen, Stage.TERMINATE, now_s, budgets, "proved", f"0 running, {looks} times")
-    if now_s >= state.deadline_s:
-        lost = "unknown" if seen.running is None else str(seen.running)
-        return _move(seen, Stage.TERMINATE, now_s, budgets, "expired", f"{lost} requests cut off")
+        return _idle(seen, facts, now_s, budgets, f"0 running, {looks} times")
+    if now_s >= seen.deadline_s:
+        return Step(replace(seen, cut_s=now_s), (CutDrain(),))
     return Step(seen)
+
+
+def _extended(state: State, facts: Facts, now_s: float, budgets: Budgets) -> State:
+    """The deadline moved by half a drain's time where the gauge has fallen since the last look."""
+    falls = facts.running is not None and state.running is not None and facts.running < state.running
+    if not falls:
+        return state
+    cap_s = min(state.entered_s + budgets.drain_cap_s, state.end_s - budgets.kept_for_later_s("drain"))
+    return replace(state, deadline_s=max(state.deadline_s, min(cap_s, now_s + budgets.drain_s / 2)))
+
+
+def _idle(state: State, facts: Facts, now_s: float, budgets: Budgets, detail: str) -> Step:
+    """A server with nothing to finish needs no courtesy, where its profile says so and nothing speaks against it.
+
+    Never after a SIGTERM: a process that is giving back pinned memory must not be killed in the middle of it.
+    """
+    workers = _workers(facts)
+    if all(member.fast for member in workers) and not state.terminated:
+        return _move(state, Stage.KILL, now_s, budgets, "proved", f"{detail}; fast: no SIGTERM")
+    return _move(state, Stage.TERMINATE, now_s, budgets, "proved", detail)
+
+
+def _after_the_cut(state: State, facts: Facts, now_s: float, budgets: Budgets) -> Step:
+    """The requests lost are those that ran when the time was up, whatever the gauge says of them later."""
+    lost = "unknown" if state.running is None else str(state.running)
+    cut_s = state.cut_s if state.cut_s is not None else now_s
+    if facts.running == 0 or now_s >= cut_s + min(_CUT_WAIT_S, budgets.kept_for_later_s("drain") / 4):
+        return _move(state, Stage.TERMINATE, now_s, budgets, "expired", f"{lost} requests cut off")
+    return Step(state)
 
 
 def _terminate(state: State, facts: Facts, now_s: float, budgets: Budgets) -> Step:
@@ -124,7 +180,7 @@ def _terminate(state: State, facts: Facts, now_s: float, budgets: Budgets) -> St
 
     SIGCONT as systemd does: SIGTERM stays pending for a stopped process (systemd.kill(5)).
     """
-    leaders = _of(facts, Role.LEADER)
+    leaders = tuple(one for one in _of(facts, Role.LEADER) if one.identity not in state.terminated)
     ended = replace(state, terminated=state.terminated | {leader.identity for leader in leaders})
     actions = tuple(one for leader in leaders for one in _terminate_orders(leader))
     moved = _move(ended, Stage.WAIT, now_s, budgets, "proved", f"SIGTERM to {len(leaders)}")
@@ -163,8 +219,11 @@ def _kill(state: State, facts: Facts, now_s: float, budgets: Budgets) -> Step:
         if member.identity not in state.killed and not (member.dumping_core and spare_dumping)
     )
     killed = state.killed | {member.identity for member in due}
-    orders = tuple(Signal(member.identity, signal.SIGKILL, member.proof) for member in due)
-    return Step(replace(state, began=True, killed=killed, good_looks=0), orders)
+    orders: tuple[Action, ...] = tuple(Signal(one.identity, signal.SIGKILL, one.proof) for one in due)
+    rounds = state.kill_rounds + bool(due)
+    if due and rounds > _PATIENT_ROUNDS:  # it forks faster than we look: the kernel can do it at once
+        orders += (KillCgroups(),)
+    return Step(replace(state, began=True, killed=killed, kill_rounds=rounds, good_looks=0), orders)
 
 
 def _orphans(state: State, facts: Facts, now_s: float, budgets: Budgets) -> Step:
@@ -195,6 +254,10 @@ def _holders(state: State, facts: Facts, now_s: float, budgets: Budgets) -> Step
 def _tracker(state: State, facts: Facts, now_s: float, budgets: Budgets) -> Step:
     """The tracker ignores SIGTERM and unlinks when its pipe closes: it gets time, then SIGKILL."""
     trackers = _of(facts, Role.TRACKER)
+    if not trackers and facts.populated and not state.began:
+        return Step(
+            replace(state, began=True), (KillCgroups(),)
+        )  # what lives there is ours, though we see nobody
     if not trackers:
         return _move(state, Stage.VERIFY, now_s, budgets, "proved", "no resource tracker left")
     if now_s < state.deadline_s:

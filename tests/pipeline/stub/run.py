@@ -15,7 +15,6 @@ from changeover.engines.protocol import (
     LaunchSpec,
     LoadReading,
     ServerCommand,
-    ServerDrain,
     SpeculationMetrics,
 )
 from changeover.machine.local import LocalMachine
@@ -23,13 +22,33 @@ from changeover.pipeline import commands, runner, serving
 from changeover.pipeline.folder import RunFolder
 from changeover.pipeline.journal import Journal
 from changeover.pipeline.load import check_pipeline
+from changeover.teardown.footprint import Drain, StopPolicy
 
 MODEL = ModelFacts("stub", "/nowhere", "Stub", 4, 8, 16, 64, 1000, "0" * 64)
+
+
+class IdleDrain:
+    """Of a server that never has anything to do."""
+
+    name = "nothing to drain"
+
+    def begin(self) -> None:
+        pass
+
+    def running(self) -> int | None:
+        return 0
+
+    def proves_idle(self) -> bool:
+        return False
+
+    def cut(self) -> None:
+        pass
 
 
 class StubEngine:
     kind = "stub"
     supports_run = True
+    default_stop = StopPolicy.GRACEFUL
     speculation = SpeculationMetrics(None, None, None)
 
     def refusals(self, launch: LaunchSpec) -> list[str]:
@@ -45,8 +64,8 @@ class StubEngine:
     def load(self, url: str) -> LoadReading | None:
         return LoadReading(0, 0)
 
-    def drain(self, command: ServerCommand) -> ServerDrain:
-        return ServerDrain(self, command.url, None)
+    def drain(self, command: ServerCommand) -> Drain:
+        return IdleDrain()
 
 
 def spec(folder: Path, work: str) -> dict:

@@ -8,16 +8,20 @@ from changeover.engines.protocol import (
     LaunchSpec,
     LoadReading,
     ServerCommand,
-    ServerDrain,
     SpeculationMetrics,
     is_healthy,
-    load_from_metrics,
+    load_or_none,
 )
+from changeover.teardown.drains import drain_for, embedded_load
+from changeover.teardown.footprint import Drain, StopPolicy
 
 
 class EmbeddedEngine:
     kind = "embedded"
     supports_run = True
+    default_stop = (
+        StopPolicy.GRACEFUL
+    )  # ends in well under a second by itself, and writes captured states before it does
     speculation = SpeculationMetrics(
         drafts="changeover:spec_decode_num_drafts_total",
         draft_tokens="changeover:spec_decode_num_draft_tokens_total",
@@ -66,7 +70,7 @@ class EmbeddedEngine:
         return is_healthy(url)
 
     def load(self, url: str) -> LoadReading | None:
-        return load_from_metrics(url, "changeover:num_requests_running", "changeover:num_requests_waiting")
+        return load_or_none(embedded_load, url)
 
-    def drain(self, command: ServerCommand) -> ServerDrain:
-        return ServerDrain(self, command.url, "/drain")
+    def drain(self, command: ServerCommand) -> Drain | None:
+        return drain_for(self.kind, command.url)

@@ -1,0 +1,61 @@
+"""The baseline of a machine on which the server to be cleared runs already: what would be there without it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from changeover.machine.gpus import GpuFacts, Presence
+from changeover.machine.processes import ProcessFacts
+from changeover.machine.protocol import Machine
+from changeover.teardown.footprint import Baseline, GpuBaseline, Target, take_baseline
+from changeover.teardown.inventory import take_inventory
+from changeover.teardown.leftovers import held_by
+
+_PROBE_TIMEOUT_S = 10.0
+
+
+def take_late_baseline(machine: Machine, targets: Sequence[Target]) -> Baseline:
+    """Per GPU what the driver says that strangers hold, 0 MiB where it lists none: never what is in use now, which
+    would call a leftover clean. In ``/dev/shm`` the present set without what the targets hold or are known to have
+    held.
+
+    A GPU whose share of a stranger the driver does not tell (MIG, some containers) has no baseline, and is unverified.
+    """
+    taken = take_baseline(machine, probe_timeout_s=_PROBE_TIMEOUT_S)
+    ours = _members(machine, targets)
+    held = held_by(machine, ours.values()).segments
+    known = frozenset().union(*(target.segments for target in targets))
+    segments = taken.segments - held - known
+    if taken.presence is not Presence.READ:
+        return replace(taken, segments=segments)
+    reading = machine.gpus(_PROBE_TIMEOUT_S)
+    beside = [_without(gpu, frozenset(ours)) for gpu in reading.gpus]
+    told = tuple(gpu for gpu in beside if gpu is not None)
+    note = "taken while the server ran: what the driver lists for others"
+    if len(told) < len(beside):
+        note += "; it does not tell every other process's share"
+    return replace(taken, gpus=told, segments=segments, note=note)
+
+
+def _members(machine: Machine, targets: Sequence[Target]) -> dict[int, ProcessFacts]:
+    """By pid: those on record, and where not even a leader is, whoever is proven a target's by a look at everybody."""
+    if any(target.leader is None for target in targets):
+        return {one.process.pid: one.process for one in take_inventory(machine, targets).found}
+    recorded = {identity for target in targets for identity in target.members}
+    found = {identity.pid: machine.process(identity.pid) for identity in recorded}
+    return {pid: one for pid, one in found.items() if one is not None and one.identity in recorded}
+
+
+def _without(gpu: GpuFacts, ours: frozenset[int]) -> GpuBaseline | None:
+    others = [process for process in gpu.processes if process.pid not in ours]
+    shares = {process.pid: process.used_mib for process in others}  # a pid may be in two lists
+    if any(share is None for share in shares.values()):
+        return None
+    return GpuBaseline(
+        uuid=gpu.uuid,
+        name=gpu.name,
+        used_mib=sum(share for share in shares.values() if share is not None),
+        memory_call=gpu.memory_call,
+        pids=tuple(sorted(shares)),
+    )
