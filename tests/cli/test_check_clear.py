@@ -47,7 +47,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 @pytest.fixture
 def left_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[RunFolder, list[int]]]:
     """A run whose Changeover was killed by SIGKILL in the middle of its phase, with its server still there."""
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    monkeypatch.setenv("CHANGEOVER_LOCK_DIR", str(tmp_path))
     folder = RunFolder(tmp_path / "runs" / "r1")
     folder.path.mkdir(parents=True)
     folder.secret()

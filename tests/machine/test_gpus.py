@@ -31,12 +31,15 @@ class NVMLError_FunctionNotFound(NVMLError): pass
 class NVMLError_NotSupported(NVMLError): pass
 class NVMLError_NoPermission(NVMLError): pass
 class NVMLError_InvalidArgument(NVMLError): pass
-nvmlMemory_v2, NVML_SUCCESS, MIB = 2, 0, 2**20
+class NVMLError_GpuIsLost(NVMLError): pass
+class NVMLError_ResetRequired(NVMLError): pass
+nvmlMemory_v2, NVML_SUCCESS, MIB, NVML_DEVICE_MIG_ENABLE = 2, 0, 2**20, 1
+def nvmlDeviceGetMigMode(handle): return (1 if MODE == "mig" else 0, 0)
 def nvmlInit():
     if MODE == "no driver": raise NVMLError("Driver Not Loaded")
-def nvmlDeviceGetCount(): return 0 if MODE == "empty" else 1
+def nvmlDeviceGetCount(): return {"empty": 0, "one lost": 2}.get(MODE, 1)
 def nvmlDeviceGetHandleByIndex(index):
-    if MODE == "lost": raise NVMLError("GPU is lost")
+    if MODE == "lost" or (MODE == "one lost" and index == 1): raise NVMLError_GpuIsLost("GPU is lost")
     return index
 def nvmlDeviceGetUUID(handle): return "GPU-abc"
 def nvmlDeviceGetName(handle): return b"NVIDIA H200"
@@ -91,6 +94,15 @@ def test_a_sick_gpu_says_what_it_asks_for(tmp_path: Path) -> None:
 )
 def test_a_driver_that_does_not_answer_is_no_absence(tmp_path: Path, mode: str, presence: Presence) -> None:
     assert probe(tmp_path, mode).presence is presence
+
+
+def test_a_gpu_that_fell_off_the_bus_does_not_hide_the_others(tmp_path: Path) -> None:
+    reading = probe(tmp_path, "one lost")
+    assert [gpu.uuid for gpu in reading.gpus] == ["GPU-abc"] and reading.note == "GPU 1: GPU is lost"
+
+
+def test_mig_is_said(tmp_path: Path) -> None:
+    assert [probe(tmp_path, mode).gpus[0].mig for mode in ("", "mig")] == [False, True]
 
 
 def test_absence_needs_both_device_and_library_missing(

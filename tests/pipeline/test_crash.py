@@ -28,7 +28,7 @@ SLEEP = "__import__('time').sleep(600)"
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    monkeypatch.setenv("CHANGEOVER_LOCK_DIR", str(tmp_path))
     (tmp_path / "prompts.txt").write_text("hello\n")
     run = create_run(tmp_path / "runs", "stub")
     yield run

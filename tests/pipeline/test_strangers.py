@@ -14,7 +14,7 @@ from tests.pipeline.stub.server import Handler
 
 
 def test_a_stranger_on_the_servers_port_is_not_taken_for_the_server(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    monkeypatch.setenv("CHANGEOVER_LOCK_DIR", str(tmp_path))
     for room in (commands, serving):
         monkeypatch.setattr(room, "get_engine", lambda kind: StubEngine())
     stranger = ThreadingHTTPServer(("127.0.0.1", 0), Handler)

@@ -2,19 +2,32 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from changeover.machine.errors import InvalidInput
-from changeover.machine.simulated_world import SimulatedClock
-from changeover.teardown.claim import MachineClaimed, claim, default_lock_path
+from changeover.machine.simulated import SimulatedMachine
+from changeover.machine.simulated_world import SimulatedClock, SimulatedGpu
+from changeover.teardown.claim import (
+    MachineClaimed,
+    MachineTaken,
+    claim,
+    default_lock_path,
+    expect_as_cleared,
+)
+from changeover.teardown.footprint import take_baseline
 
 _HOLDS = """
 import sys
+from dataclasses import replace
 from pathlib import Path
+from changeover.machine.simulated import SimulatedMachine
+from changeover.machine.simulated_world import SimulatedGpu
 from changeover.teardown.claim import claim
 with claim("run other", path=Path(sys.argv[1])):
     print("held", flush=True)
@@ -62,10 +75,26 @@ def test_the_folder_must_be_our_own(tmp_path: Path) -> None:
         pass
 
 
-def test_where_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-    assert default_lock_path() == tmp_path / "changeover" / "machine.lock"
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "gone"))
-    assert default_lock_path().name == "machine.lock" and str(default_lock_path()).startswith(
-        "/tmp/changeover-"
-    )
+def test_a_login_and_cron_find_the_same_lock(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CHANGEOVER_LOCK_DIR", raising=False)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", "/run/user/0")
+    login = default_lock_path()
+    monkeypatch.delenv("XDG_RUNTIME_DIR")
+    assert default_lock_path() == login == Path(f"/tmp/changeover-{os.getuid()}/machine.lock")
+    monkeypatch.setenv("CHANGEOVER_LOCK_DIR", "/elsewhere")
+    assert default_lock_path() == Path("/elsewhere/machine.lock")
+
+
+def test_llm_d_fma_720_who_came_after_the_clearance_is_found_at_the_claim() -> None:
+    """llm-d-fast-model-actuation #720: 0 MiB was verified, and the next server found 16.9 of 79 GiB free."""
+    gpu = SimulatedGpu("GPU-0", idle_mib=4.0)
+    machine = SimulatedMachine(gpus=[gpu])
+    before = take_baseline(machine)
+    expect_as_cleared(before, take_baseline(machine), 32.0)
+    gpu.idle_mib = 30.0  # a monitor more
+    expect_as_cleared(before, take_baseline(machine), 32.0)
+    gpu.foreign_mib = lambda _now_s: 62_000.0
+    with pytest.raises(MachineTaken, match="62030 MiB, 4 at the start") as taken:
+        expect_as_cleared(before, take_baseline(machine), 32.0)
+    assert taken.value.exit_code == 5
+    expect_as_cleared(replace(before, boot_id="another"), take_baseline(machine), 32.0)

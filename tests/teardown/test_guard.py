@@ -7,9 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from changeover.machine.processes import ProcessFacts, ProcessIdentity
-from changeover.teardown.guard import forbidden, untouchable
-
-NOBODY: frozenset[int] = frozenset()
+from changeover.teardown.guard import forbidden, sparing_only_ourselves, untouchable
 
 
 def process(pid: int, ppid: int, *, sid: int = 0, pgid: int = 0, comm: str = "x") -> ProcessFacts:
@@ -37,35 +35,40 @@ def test_ancestors_up_to_init() -> None:
 
 @pytest.mark.parametrize("pid", [1, 40, 50, 60])
 def test_ourselves_and_what_we_hang_on(pid: int) -> None:
-    assert forbidden(WORLD[pid], OURS, mps_clients=NOBODY)
+    assert forbidden(WORLD[pid], OURS)
 
 
 def test_a_server_of_ours_may_be_signalled() -> None:
-    assert forbidden(WORLD[70], OURS, mps_clients=NOBODY) is None
+    assert forbidden(WORLD[70], OURS) is None
 
 
 def test_our_session_and_our_group() -> None:
-    assert forbidden(process(80, 1, sid=50, pgid=80), OURS, mps_clients=NOBODY)
-    assert forbidden(process(80, 1, sid=80, pgid=60), OURS, mps_clients=NOBODY)
+    assert forbidden(process(80, 1, sid=50, pgid=80), OURS)
+    assert forbidden(process(80, 1, sid=80, pgid=60), OURS)
 
 
 def test_sshd_whatever_it_calls_itself() -> None:
-    assert forbidden(process(80, 1, comm="sshd-session"), OURS, mps_clients=NOBODY)
+    assert forbidden(process(80, 1, comm="sshd-session"), OURS)
 
 
-def test_a_client_of_mps_is_not_killed_by_signal() -> None:
-    assert forbidden(WORLD[70], OURS, mps_clients=frozenset({70}))
-    assert forbidden(WORLD[70], OURS, mps_clients=frozenset({71})) is None
+def test_mps_itself_has_other_peoples_clients() -> None:
+    assert forbidden(process(80, 1, sid=80, pgid=80, comm="nvidia-cuda-mps"), OURS)
+
+
+def test_who_is_adopted_may_share_our_shell_but_never_be_ourselves_or_above_us() -> None:
+    spared = sparing_only_ourselves(OURS)
+    assert forbidden(process(80, 1, sid=50, pgid=60), spared) is None
+    assert all(forbidden(WORLD[pid], spared) for pid in (1, 40, 50, 60))
 
 
 @given(pid=st.integers(-5, 100), ppid=st.integers(0, 100), sid=st.integers(0, 100))
 def test_flux_core_5791_pid_zero_and_below_are_refused(pid: int, ppid: int, sid: int) -> None:
     """flux-framework/flux-core #5791: kill(getppid()) with a parent outside the namespace is kill(0)."""
     if pid <= 1 or pid in (40, 50, 60):
-        assert forbidden(process(pid, ppid, sid=sid), OURS, mps_clients=NOBODY)
+        assert forbidden(process(pid, ppid, sid=sid), OURS)
 
 
 def test_flux_core_5791_a_parent_outside_the_namespace_ends_the_chain() -> None:
     alone = untouchable(60, {60: process(60, 0)})
     assert alone.ancestors == frozenset()
-    assert forbidden(process(0, 0), alone, mps_clients=NOBODY)
+    assert forbidden(process(0, 0), alone)

@@ -90,6 +90,17 @@ def test_drain_lasts_longer_while_requests_end_but_not_for_ever() -> None:
     assert step(state, Facts((LEADER,), running=9), 49.0, budgets).state.deadline_s == 50.0
 
 
+def test_a_server_that_does_not_say_is_not_waited_for() -> None:
+    state, mute = at(Stage.DRAIN, began=True), Facts((LEADER,), mute=True)
+    for _ in range(2):
+        state = step(state, mute, 1.0, BUDGETS).state
+        assert state.stage is Stage.DRAIN
+    assert step(state, Facts((LEADER,), running=3), 1.0, BUDGETS).state.mute_looks == 0
+    gone_on = step(state, mute, 1.0, BUDGETS)
+    assert gone_on.state.stage is Stage.TERMINATE and gone_on.left is not None
+    assert gone_on.left.outcome == "expired" and "does not say" in gone_on.left.detail
+
+
 def test_an_exact_proof_of_idleness_needs_one_look() -> None:
     state = at(Stage.DRAIN, began=True)
     assert step(state, Facts((LEADER,), running=0), 1.0, BUDGETS).state.stage is Stage.DRAIN

@@ -9,18 +9,18 @@ import pytest
 from changeover.machine.gpus import ContextReading, GpuFacts, GpuProcess, GpuReading, Presence
 from changeover.machine.ports import PortReading
 from changeover.machine.shm import Segment
+from changeover.machine.surroundings import Surroundings
 from changeover.teardown.budgets import Budgets
 from changeover.teardown.clearance import Evidence, Verdict
 from changeover.teardown.footprint import Baseline, GpuBaseline
+from changeover.teardown.gpu_memory import explain_unlisted, judge_gpu, settled
 from changeover.teardown.verify import (
     NewSegments,
     judge_context,
     judge_files,
-    judge_gpu,
     judge_port,
     judge_presence,
     judge_segments,
-    settled,
     sort_segments,
 )
 
@@ -62,6 +62,8 @@ def judged(used_mib: float, *listed: int, strangers: tuple[int, ...] = (), **mor
         frozenset({77}),
         32768,
         BUDGETS,
+        {},
+        None,
         patience_spent=more.get("patience_spent", False),
         expired=more.get("expired", False),
     )
@@ -87,9 +89,34 @@ def test_the_table_of_a_gpu() -> None:
     assert verdict(judged(900.0, 77, 50, strangers=(50,), expired=True)) is Verdict.DIRTY
 
 
+def test_what_could_hold_memory_that_nobody_is_listed_for_is_excluded_or_not() -> None:
+    steady = samples(900.0, 900.0, 900.0)
+    own = explain_unlisted(steady, Surroundings(True, True, (), False))
+    for said in (
+        "namespace: excluded",
+        "close: unlikely",
+        "MPS server: excluded",
+        "excluded (root)",
+        "no such node",
+    ):
+        assert said in own
+    sick = [replace(one, mig=True, health=("a row remap is pending",)) for one in samples(900.0, 800.0)]
+    other = explain_unlisted(sick, Surroundings(False, True, (41,), True))
+    for said in (
+        "possible: this is a container",
+        "still changing",
+        "pids [41]",
+        "MIG",
+        "a memory node",
+        "row remap",
+    ):
+        assert said in other
+    assert "possible: not root" in explain_unlisted(steady, Surroundings(None, False, (), False))
+
+
 def test_readings_by_different_calls_are_not_compared() -> None:
     old = [replace(GPU, memory_call="v1", used_mib=615.0)]
-    said = judge_gpu(old, BEFORE, {}, frozenset(), 9, BUDGETS, patience_spent=False, expired=False)
+    said = judge_gpu(old, BEFORE, {}, frozenset(), 9, BUDGETS, {}, None, patience_spent=False, expired=False)
     assert verdict(said) is Verdict.UNVERIFIED
 
 

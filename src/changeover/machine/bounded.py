@@ -38,16 +38,18 @@ class BoundedResult:
     stuck_pid: int | None = None
 
 
-def run_bounded(argv: Sequence[str], *, timeout_s: float, env: Mapping[str, str]) -> BoundedResult:
+def run_bounded(
+    argv: Sequence[str], *, timeout_s: float, env: Mapping[str, str], stdin: str = ""
+) -> BoundedResult:
     """Run a program of our own to its end or to the deadline; never raises for what the program does.
 
-    The child gets no cookie (it is no part of a run's servers) and no stdin.
+    The child gets no cookie (it is no part of a run's servers) and nothing but ``stdin`` to read.
     """
     environment = {name: value for name, value in env.items() if name != COOKIE_VARIABLE}
     try:
         child = subprocess.Popen(
             list(argv),
-            stdin=subprocess.DEVNULL,
+            stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             env=environment,
@@ -57,7 +59,7 @@ def run_bounded(argv: Sequence[str], *, timeout_s: float, env: Mapping[str, str]
     except OSError as error:
         return BoundedResult(Answer.FAILED, "", f"could not start {argv[0]}: {error}")
     try:
-        output, errors = child.communicate(timeout=max(timeout_s, 0.01))
+        output, errors = child.communicate(stdin, timeout=max(timeout_s, 0.01))
     except subprocess.TimeoutExpired:
         return _end(child, timeout_s)
     if child.returncode != 0:
@@ -92,7 +94,7 @@ def _end(child: subprocess.Popen[str], timeout_s: float) -> BoundedResult:
     except subprocess.TimeoutExpired:
         return BoundedResult(Answer.TIMEOUT, "", f"{note}; pid {child.pid} survives SIGKILL", child.pid)
     finally:
-        for stream in (child.stdout, child.stderr):
+        for stream in (child.stdin, child.stdout, child.stderr):
             if stream is not None:
                 stream.close()
     return BoundedResult(Answer.TIMEOUT, "", note)

@@ -36,8 +36,9 @@ def main(arguments: list[str]) -> int:
             if not entered:
                 pynvml.nvmlInit()
                 entered = True
-            gpus = [_read(index) for index in range(pynvml.nvmlDeviceGetCount())]
-            presence, note = ("read", "") if gpus else ("absent", "no GPU present (the driver counts none)")
+            gpus, lost = _read_all(pynvml.nvmlDeviceGetCount())
+            presence, note = ("read", "; ".join(lost)) if gpus else ("absent", "the driver counts no GPU")
+            presence = "unreadable" if lost and not gpus else presence
         except pynvml.NVMLError as error:
             # The library is there (the caller looked), so a driver that does not answer is no proof of absence.
             presence, gpus, note = "unreadable", [], f"NVML: {error}"
@@ -55,7 +56,19 @@ def _read(index: int) -> dict[str, Any]:
         "persistence": _known(lambda: bool(pynvml.nvmlDeviceGetPersistenceMode(handle))),
         "processes": _processes(handle),
         "health": _health(handle),
+        "mig": _known(lambda: pynvml.nvmlDeviceGetMigMode(handle)[0] == pynvml.NVML_DEVICE_MIG_ENABLE),
     }
+
+
+def _read_all(count: int) -> tuple[list[dict[str, Any]], list[str]]:
+    """One GPU that fell off the bus, or wants a reset, must not hide the others: it is named."""
+    gpus, lost = [], []
+    for index in range(count):
+        try:
+            gpus.append(_read(index))
+        except (pynvml.NVMLError_GpuIsLost, pynvml.NVMLError_ResetRequired) as error:
+            lost.append(f"GPU {index}: {error}")
+    return gpus, lost
 
 
 def _memory(handle: Any) -> dict[str, Any]:

@@ -40,7 +40,10 @@ class GpuProcess:
 
 @dataclass(frozen=True)
 class GpuFacts:
-    """One GPU at one moment. ``health`` holds what makes it unusable, in words; empty when nothing does."""
+    """One GPU at one moment. ``health`` holds what makes it unusable, in words; empty when nothing does.
+
+    An Xid error of the past is not in it: NVML reports them only to whoever listens while they happen.
+    """
 
     uuid: str
     index: int
@@ -52,6 +55,7 @@ class GpuFacts:
     persistence: bool | None
     processes: tuple[GpuProcess, ...]
     health: tuple[str, ...] = ()
+    mig: bool | None = None
 
 
 @dataclass(frozen=True)

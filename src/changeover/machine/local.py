@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from changeover.machine import cgroups, subreaper
+from changeover.machine import cgroups, mps, subreaper
 from changeover.machine.clock import Clock, SystemClock
 from changeover.machine.gpu_reader import GpuReader
 from changeover.machine.gpus import ContextReading, GpuReading, read_fresh_context, read_gpus
@@ -36,6 +36,7 @@ from changeover.machine.processes import (
 from changeover.machine.protocol import Delivery, Handle, Holder
 from changeover.machine.shm import SHM_ROOT, Segment, SegmentFacts, read_segments, unlink_segment
 from changeover.machine.sockets import SocketFile, UnixSocket, read_sockets, unlink_socket
+from changeover.machine.surroundings import Surroundings, read_surroundings
 
 _PIDFD_RETRY_S = 0.01
 
@@ -226,6 +227,12 @@ class LocalMachine:
 
     def gpus(self, timeout_s: float) -> GpuReading:
         return read_gpus(timeout_s) if self._gpu_reader is None else self._gpu_reader.read(timeout_s)
+
+    def surroundings(self) -> Surroundings:
+        return read_surroundings()
+
+    def end_mps_client(self, pid: int, timeout_s: float) -> str:
+        return mps.end_client(pid, timeout_s)
 
     @contextmanager
     def watching_gpus(self) -> Iterator[None]:

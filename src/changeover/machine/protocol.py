@@ -20,6 +20,7 @@ from changeover.machine.ports import Listener, PortReading
 from changeover.machine.processes import OpenPath, ProcessFacts, ProcessIdentity
 from changeover.machine.shm import Segment, SegmentFacts
 from changeover.machine.sockets import SocketFile, UnixSocket
+from changeover.machine.surroundings import Surroundings
 
 
 @dataclass(frozen=True)
@@ -155,6 +156,14 @@ class Machine(Protocol):
     def close(self, handle: Handle) -> None: ...
 
     def gpus(self, timeout_s: float) -> GpuReading: ...
+
+    def surroundings(self) -> Surroundings:
+        """What can and cannot be seen from here."""
+        ...
+
+    def end_mps_client(self, pid: int, timeout_s: float) -> str:
+        """Through MPS's control daemon; empty where it is done, else why not."""
+        ...
 
     def watching_gpus(self) -> AbstractContextManager[None]:
         """Inside the block readings are cheap enough to take several a second."""

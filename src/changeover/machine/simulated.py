@@ -22,6 +22,7 @@ from changeover.machine.simulated_world import (
     SimulatedProcess,
 )
 from changeover.machine.sockets import SocketFile, UnixSocket
+from changeover.machine.surroundings import Surroundings
 
 OWN_PID = 500
 SHELL_PID = 400
@@ -36,10 +37,14 @@ class SimulatedMachine:
         self._clock = SimulatedClock()
         self._boot_id = "simulated-boot"
         self._processes: list[SimulatedProcess] = []
+        self._by_pid: dict[int, SimulatedProcess] = {}
         self._spawned: set[ProcessIdentity] = set()
         self._segments: dict[Segment, SegmentFacts] = {}
         self._cgroups: set[str] = set()
         self.has_cgroups = False
+        self.has_mps_control = False
+        self.ended_mps_clients: list[int] = []
+        self.simulated_surroundings = Surroundings(True, True, (), False)
         self.clients: dict[int, int] = {}  # established connections by local port
         self.bound_sockets: dict[SocketFile, int] = {}  # by the pid that has it bound
         self._adopts_orphans = adopts_orphans
@@ -58,6 +63,7 @@ class SimulatedMachine:
     def add(self, process: SimulatedProcess) -> SimulatedProcess:
         """A pid that is taken by a dead process is recycled: the old one is gone for ever."""
         self._processes = [one for one in self._processes if one.pid != process.pid]
+        self._by_pid[process.pid] = process
         process.start_ticks = process.start_ticks or round(self._clock.now_s * TICKS_PER_S)
         self._processes.append(process)
         return process
@@ -285,6 +291,18 @@ class SimulatedMachine:
     def _in_cgroup(self, path: str) -> list[SimulatedProcess]:
         return [one for one in self._processes if one.cgroup == path]
 
+    def surroundings(self) -> Surroundings:
+        return self.simulated_surroundings
+
+    def end_mps_client(self, pid: int, timeout_s: float) -> str:
+        if not self.has_mps_control:
+            return "no control daemon"
+        self.ended_mps_clients.append(pid)
+        one = self._at(pid)
+        if one is not None and one.alive:
+            self._dies_in(one, 0.1)
+        return ""
+
     @contextmanager
     def watching_gpus(self) -> Iterator[None]:
         yield
@@ -298,6 +316,10 @@ class SimulatedMachine:
     def _gpu_facts(self, index: int, gpu: SimulatedGpu) -> GpuFacts:
         now_s = self._clock.now_s
         held = {one.pid: one.holds_mib(gpu.uuid, now_s) for one in self._processes}
+        for one in self._processes:
+            exporter = self._by_pid.get(one.imports_from or 0)
+            if exporter is not None and not exporter.alive and one.alive:
+                held[one.pid] += exporter.gpu_mib.get(gpu.uuid, 0.0)
         kind = "mps" if gpu.mps else "compute"
         listed = (
             GpuProcess(one.pid, held[one.pid], kind) for one in self._processes if one.alive and held[one.pid]

@@ -36,7 +36,8 @@ class SimulatedProcess:
     ``term_s`` and ``kill_s`` are the seconds from the signal to its death; None means that it ignores
     SIGTERM, or that it cannot be killed (state D in a driver). ``respawns`` is what it starts again while
     it lives, the moment that its child dies. A dead process holds GPU memory for ``release_lag_s`` more (a
-    deferred close) and stays as a zombie for as long as its parent does not look (``unreaped``).
+    deferred close); what it has exported by CUDA IPC stays with a process that ``imports_from`` it, and is listed as
+    that one's from then on. It stays as a zombie for as long as its parent does not look (``unreaped``).
     """
 
     pid: int
@@ -59,6 +60,7 @@ class SimulatedProcess:
     unreaped: bool = False
     gpu_mib: dict[str, float] = field(default_factory=dict)
     release_lag_s: float = 0.0
+    imports_from: int | None = None
     ports: tuple[int, ...] = ()
     opens: tuple[OpenPath, ...] = ()
     rss_mib: float = 100.0

@@ -11,7 +11,9 @@ from changeover.pipeline.processes import PhaseProcesses
 from changeover.pipeline.serving import hold_server, start_server
 from changeover.pipeline.spec import HoldJob, JobSpec, PhaseSpec
 from changeover.pipeline.working import run_job
-from changeover.teardown.footprint import take_baseline
+from changeover.teardown.budgets import Budgets
+from changeover.teardown.claim import expect_as_cleared
+from changeover.teardown.footprint import Baseline, take_baseline
 
 
 def is_phase_done(context: RunContext, phase: PhaseSpec, index: int) -> bool:
@@ -73,8 +75,18 @@ def _is_finished(context: RunContext, phase: PhaseSpec, index: int, job: JobSpec
     return not changed_outputs(context.folder.job(index, phase.name, job.name), done.outputs)
 
 
+def _expect_as_cleared(context: RunContext, baseline: Baseline) -> None:
+    """Against the run's first baseline of this boot: what came in between would be called clean ever after."""
+    taken = (phase.baseline for phase in context.state().phases.values() if phase.baseline is not None)
+    earlier = (Baseline.from_json(one) for one in taken)
+    first = next((one for one in earlier if one.boot_id == baseline.boot_id), None)
+    if first is not None:
+        expect_as_cleared(first, baseline, Budgets().tolerance_mib)
+
+
 def _do(context: RunContext, phase: PhaseSpec, index: int, jobs: list[JobSpec]) -> None:
     baseline = take_baseline(context.machine)
+    _expect_as_cleared(context, baseline)
     context.journal.append(EventName.BASELINE_TAKEN, phase=phase.name, baseline=baseline.to_json())
     processes = PhaseProcesses(context, phase.name)
     failure: BaseException | None = None

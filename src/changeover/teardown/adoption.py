@@ -363,7 +363,7 @@ def _refusal(look: _Look, members: Mapping[int, str], wish: Wish) -> str:
     own = look.processes.get(look.machine.pid)
     for pid in members:
         process = look.processes[pid]
-        reason = forbidden(process, untouched, mps_clients=frozenset())
+        reason = forbidden(process, untouched)
         if reason is not None:
             return f"pid {pid} ({process.comm}): {reason}"
         if look.machine.cookie(pid) is not None:

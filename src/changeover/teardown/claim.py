@@ -14,6 +14,7 @@ from pathlib import Path
 
 from changeover.machine.clock import Clock, SystemClock
 from changeover.machine.errors import ChangeoverError, InvalidInput
+from changeover.teardown.footprint import Baseline
 
 _RETRY_S = 0.1
 
@@ -24,12 +25,44 @@ class MachineClaimed(ChangeoverError):  # noqa: N818
     exit_code = 5
 
 
+class MachineTaken(ChangeoverError):  # noqa: N818
+    """Somebody has come between the clearance and the claim."""
+
+    exit_code = 5
+
+
+def expect_as_cleared(before: Baseline, now: Baseline, tolerance_mib: float) -> None:
+    """The machine that a phase starts on is the one that the run began with, to which it was proven to have returned.
+
+    Raises MachineTaken where a GPU holds more by now: its own server would fail for want of memory, or die while it
+    profiles (vllm #56830), and a baseline taken now would call the stranger's memory clean for ever. Nothing is said
+    of another boot's baseline, nor of GPUs that could not be read.
+    """
+    if before.boot_id != now.boot_id:
+        return
+    then = before.by_uuid()
+    more = [
+        f"{gpu.uuid}: {gpu.used_mib:.0f} MiB, {then[gpu.uuid].used_mib:.0f} at the start"
+        + (f", processes {list(gpu.pids)}" if gpu.pids else "")
+        for gpu in now.gpus
+        if gpu.uuid in then and gpu.used_mib > then[gpu.uuid].used_mib + tolerance_mib
+    ]
+    if more:
+        raise MachineTaken(
+            expected="the GPUs as they were when this run began",
+            seen="; ".join(more),
+            todo="`changeover check` names who holds them; end that, then `changeover run --resume`.",
+        )
+
+
 def default_lock_path() -> Path:
-    """Per user: ``$XDG_RUNTIME_DIR/changeover/machine.lock``, else below ``/tmp/changeover-<uid>``."""
-    runtime = os.environ.get("XDG_RUNTIME_DIR")
-    if runtime and Path(runtime).is_dir():
-        return Path(runtime) / "changeover" / "machine.lock"
-    return Path(f"/tmp/changeover-{os.getuid()}") / "machine.lock"  # noqa: S108 - owner and mode are checked
+    """Per user: ``/tmp/changeover-<uid>/machine.lock``, else in ``$CHANGEOVER_LOCK_DIR``.
+
+    Not in ``$XDG_RUNTIME_DIR``: that is set for a login and not for cron, and each must find the other's lock.
+    """
+    chosen = os.environ.get("CHANGEOVER_LOCK_DIR")
+    folder = Path(chosen) if chosen else Path(f"/tmp/changeover-{os.getuid()}")  # noqa: S108 - owner is checked
+    return folder / "machine.lock"
 
 
 @contextmanager
@@ -81,5 +114,5 @@ def _own_folder(folder: Path) -> None:
         raise InvalidInput(
             expected=f"{folder} to be a folder of our own",
             seen=f"it belongs to uid {status.st_uid}" + (" through a link" if folder.is_symlink() else ""),
-            todo="Set XDG_RUNTIME_DIR to a folder of your own.",
+            todo="Have its owner remove it, or set CHANGEOVER_LOCK_DIR to a folder of your own.",
         )

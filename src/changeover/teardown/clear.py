@@ -98,6 +98,8 @@ class _Changeover:
         self._gpus_answer = True
         self._gpus_present = True
         self._asked = 0
+        self._timed_out = False
+        self._first_gpus: GpuReading | None = None
         self._last_gpus: tuple[tuple[str, float], ...] = ()
         self._inventory: Inventory | None = None
 
@@ -171,6 +173,7 @@ class _Changeover:
             members,
             can_drain=can_drain,
             running=running,
+            mute=state.stage is Stage.DRAIN and state.began and running is None and not self._timed_out,
             proven_idle=running == 0 and self._proves_idle(),
             populated=state.stage is Stage.TRACKER and self._populated(),
         )
@@ -178,9 +181,9 @@ class _Changeover:
     def _inventory_now(self, state: State) -> Inventory:
         """Whole at the start and at the end; in between those whom we know, and whoever is new."""
         if self._inventory is None:
-            return take_inventory(self._machine, self._targets, mps_clients=self._mps_clients)
+            return take_inventory(self._machine, self._targets)
         look = whole_look if state.stage is Stage.VERIFY else look_again
-        return look(self._machine, self._targets, self._inventory, mps_clients=self._mps_clients)
+        return look(self._machine, self._targets, self._inventory)
 
     def _may_be_fast(self, one: Found) -> bool:
         """Its profile says so, MPS would not suffer, and it has nothing open to write where the phase writes."""
@@ -241,6 +244,13 @@ class _Changeover:
         if handle is None:
             return
         found = self._known[order.identity]
+        if order.number is signal.SIGKILL and order.identity.pid in self._mps_clients:
+            why_not = self._machine.end_mps_client(order.identity.pid, self._budgets.probe_s)
+            if why_not:
+                self._leave_alone(
+                    found, f"a client of CUDA MPS must not be killed with work on it: {why_not}"
+                )
+                return
         record = SignalRecord(
             pid=order.identity.pid,
             start_ticks=order.identity.start_ticks,
@@ -254,9 +264,12 @@ class _Changeover:
         delivery = self._machine.signal(handle, order.number)
         self._observer.delivered(record, delivery)
         if delivery is Delivery.DENIED:
-            reason = f"the kernel denied {record.signal}: another user's process"
-            self._denied[order.identity] = reason
-            self._refusals[Refusal(record.pid, record.start_ticks, record.comm, reason)] = None
+            self._leave_alone(found, f"the kernel denied {record.signal}: another user's process")
+
+    def _leave_alone(self, one: Found, reason: str) -> None:
+        identity = one.process.identity
+        self._denied[identity] = reason
+        self._refusals[Refusal(identity.pid, identity.start_ticks, one.process.comm, reason)] = None
 
     def _kill_cgroups(self) -> None:
         """Write-ahead as for any signal: a line for each member that is seen, and one for the cgroup."""
@@ -289,11 +302,13 @@ class _Changeover:
                     note = f"{target.drain.name}: {type(error).__name__}: {error}"
                     self._drain_notes = [*dict.fromkeys((*self._drain_notes, note))]
                     answers.append(None)
+                    self._timed_out = self._timed_out or isinstance(error, TimeoutError)
         return answers
 
     def _running(self) -> int | None:
         """Requests in all servers together; None as soon as one of them does not say."""
         self._asked += 1
+        self._timed_out = False
         running = self._each_drain(lambda drain: drain.running())
         return None if None in running else sum(running)
 
@@ -315,6 +330,7 @@ class _Changeover:
         reading = self._machine.gpus(max(0.0, min(_SAMPLING_TIMEOUT_S, _SAMPLING_SHARE * left_s)))
         self._gpus_answer = reading.presence is Presence.READ
         self._gpus_present = reading.presence is not Presence.ABSENT
+        self._first_gpus = self._first_gpus or reading
         listed = (one for gpu in reading.gpus for one in gpu.processes if one.kind == "mps")
         self._mps_clients = frozenset(one.pid for one in listed)
         return reading
@@ -338,7 +354,14 @@ class _Changeover:
         for identity in self._known:
             self._machine.reap(identity)
         survivors = tuple(Survivor(one.process, self._why_alive(one)) for one in alive)
-        return Question(self._targets, self._baseline, frozenset(self._known), survivors, self._strangers())
+        return Question(
+            self._targets,
+            self._baseline,
+            frozenset(self._known),
+            survivors,
+            self._strangers(),
+            self._first_gpus,
+        )
 
     def _strangers(self) -> tuple[ProcessIdentity, ...]:
         holders = {holder.identity for holder in self._device_holders} - set(self._known)

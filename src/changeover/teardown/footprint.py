@@ -67,6 +67,7 @@ class GpuBaseline:
     used_mib: float
     memory_call: str
     pids: tuple[int, ...]
+    persistence: bool | None = None
 
 
 @dataclass(frozen=True)
@@ -125,6 +126,7 @@ def take_baseline(machine: Machine, *, probe_timeout_s: float = _PROBE_TIMEOUT_S
                 used_mib=gpu.used_mib,
                 memory_call=gpu.memory_call,
                 pids=tuple(sorted({process.pid for process in gpu.processes})),
+                persistence=gpu.persistence,
             )
             for gpu in reading.gpus
         ),

@@ -42,12 +42,12 @@ def sparing_only_ourselves(untouched: Untouchable) -> Untouchable:
     return replace(untouched, pgid=None, sid=None)
 
 
-def forbidden(process: ProcessFacts, untouched: Untouchable, *, mps_clients: frozenset[int]) -> str | None:
+def forbidden(process: ProcessFacts, untouched: Untouchable) -> str | None:
     """Why this process must not be signalled, or None.
 
     ``kill(getppid())`` with a parent outside the PID namespace is ``kill(0)`` and ended a desktop
-    (flux-core #5791); a container's cleaner that killed its own shell is prime-rl #2331; a client of CUDA
-    MPS killed in the middle of work leaves the server and its other clients undefined (pytorch #32575).
+    (flux-core #5791); a container's cleaner that killed its own shell is prime-rl #2331; CUDA MPS's server and control
+    daemon have other people's clients.
     """
     rules = (
         (process.pid <= 1, "pid 1 or below is the system's"),
@@ -56,6 +56,9 @@ def forbidden(process: ProcessFacts, untouched: Untouchable, *, mps_clients: fro
         (process.sid == untouched.sid, "it is in Changeover's own session"),
         (process.pgid == untouched.pgid, "it is in Changeover's own process group"),
         (process.comm.startswith("sshd"), "sshd carries people's connections"),
-        (process.pid in mps_clients, "it is a client of CUDA MPS; end it with nvidia-cuda-mps-control first"),
+        (
+            process.comm == "nvidia-cuda-mps",
+            "it is CUDA MPS itself: end it with `nvidia-cuda-mps-control`, quit",
+        ),
     )
     return next((reason for applies, reason in rules if applies), None)

@@ -75,23 +75,19 @@ class Inventory:
         }
 
 
-def take_inventory(
-    machine: Machine, targets: Sequence[Target], *, mps_clients: frozenset[int] = frozenset()
-) -> Inventory:
+def take_inventory(machine: Machine, targets: Sequence[Target]) -> Inventory:
     """Who belongs to the targets now. Sends nothing and changes nothing.
 
     What this very process has started besides the targets (a server while a job is cleared) is left out, with
     everything in its session and below it, although it carries the same run's secret.
     """
-    return _inventory(machine, targets, _see(machine, targets, dict(machine.processes()), {}), mps_clients)
+    return _inventory(machine, targets, _see(machine, targets, dict(machine.processes()), {}))
 
 
 def look_again(
     machine: Machine,
     targets: Sequence[Target],
     before: Inventory,
-    *,
-    mps_clients: frozenset[int] = frozenset(),
 ) -> Inventory:
     """The same, soon after: everybody who was found then, and whoever is new since, is looked at; strangers of then
     are not. What that cannot see is a pid that changed hands in between; the last look is a whole one.
@@ -103,19 +99,17 @@ def look_again(
         process = known or machine.process(pid)
         if process is not None:
             processes[pid] = process
-    return _inventory(machine, targets, _see(machine, targets, processes, before.seen.cookies), mps_clients)
+    return _inventory(machine, targets, _see(machine, targets, processes, before.seen.cookies))
 
 
 def whole_look(
     machine: Machine,
     targets: Sequence[Target],
     before: Inventory,
-    *,
-    mps_clients: frozenset[int] = frozenset(),
 ) -> Inventory:
     """Everybody once more; only environments that were read before are not read again."""
     seen = _see(machine, targets, dict(machine.processes()), before.seen.cookies)
-    return _inventory(machine, targets, seen, mps_clients)
+    return _inventory(machine, targets, seen)
 
 
 def _see(
@@ -148,9 +142,7 @@ def _oldest_ticks(targets: Sequence[Target]) -> int:
     return min((*members, *leaders), default=0)
 
 
-def _inventory(
-    machine: Machine, targets: Sequence[Target], seen: Seen, mps_clients: frozenset[int]
-) -> Inventory:
+def _inventory(machine: Machine, targets: Sequence[Target], seen: Seen) -> Inventory:
     processes = seen.processes
     leaders = {target.leader for target in targets}
     oldest_ticks = _oldest_ticks(targets)
@@ -180,7 +172,7 @@ def _inventory(
                 process = processes[identity.pid]
                 role = _role(machine, process, leaders)
                 spared = adopting if target.adopted else untouched
-                refusal = forbidden(process, spared, mps_clients=mps_clients) or ""
+                refusal = forbidden(process, spared) or ""
                 found[identity] = Found(process, target.name, proof, role, refusal)
         strangers.extend(_of_other_runs(sights, target, proven))
         grown.append(replace(target, members=target.members | frozenset(proven)))

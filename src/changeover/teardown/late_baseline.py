@@ -58,4 +58,5 @@ def _without(gpu: GpuFacts, ours: frozenset[int]) -> GpuBaseline | None:
         used_mib=sum(share for share in shares.values() if share is not None),
         memory_call=gpu.memory_call,
         pids=tuple(sorted(shares)),
+        persistence=gpu.persistence,
     )

@@ -13,8 +13,10 @@ from changeover.teardown import verify
 from changeover.teardown.budgets import Budgets
 from changeover.teardown.clearance import Evidence, Verdict
 from changeover.teardown.footprint import Baseline, Target
+from changeover.teardown.gpu_memory import judge_gpu
 from changeover.teardown.inventory import describe
 
+_QUICK_S, _QUICK_LOOK_S = 1.0, 0.025  # what is going to be clean mostly is so within a second
 _SETTLE_S = 1.0  # for a stranger's segment or file that comes and goes while we look
 _CONTEXT_SHARE = 0.4  # of the time left: kept for the fresh contexts and the second look at memory
 
@@ -24,7 +26,7 @@ class Question:
     """What is to be verified.
 
     ``known`` are all processes ever proven ours, ``survivors`` those still alive; ``device_holders`` are
-    strangers with a GPU's device file open.
+    strangers with a GPU's device file open. ``before`` is what the driver said while the targets still lived.
     """
 
     targets: tuple[Target, ...]
@@ -32,6 +34,7 @@ class Question:
     known: frozenset[ProcessIdentity]
     survivors: tuple[verify.Survivor, ...]
     device_holders: tuple[ProcessIdentity, ...] = ()
+    before: GpuReading | None = None
 
 
 class Verification:
@@ -50,6 +53,7 @@ class Verification:
         self._budgets = budgets
         self._deadline_s = deadline_s
         self._sample = sample
+        self._last: GpuReading | None = None
 
     def evidence(self) -> tuple[Evidence, ...]:
         """Everything that was looked at, in the order in which it was."""
@@ -181,20 +185,31 @@ class Verification:
             process = self._machine.process(listed.pid)
             if process is not None and process.identity not in self._question.known:
                 visible[listed.pid] = describe(self._machine, process.identity)
-        return verify.judge_gpu(
+        return judge_gpu(
             samples,
             self._question.baseline.by_uuid().get(samples[-1].uuid),
             visible,
             frozenset(identity.pid for identity in self._question.known) - set(visible),
             self._machine.pid_max,
             self._budgets,
+            self._shares_before(samples[-1].uuid),
+            self._machine.surroundings() if expired else None,
             patience_spent=patience_spent,
             expired=expired,
         )
 
+    def _shares_before(self, uuid: str) -> dict[int, float]:
+        """MiB by pid while the targets lived."""
+        if self._question.before is None:
+            return {}
+        gpu = self._question.before.by_uuid().get(uuid)
+        return {one.pid: one.used_mib or 0.0 for one in gpu.processes} if gpu is not None else {}
+
     def _read_gpus(self) -> GpuReading:
         reading = self._machine.gpus(self._probe_s())
-        self._sample(reading if reading.presence is Presence.READ else None)
+        if reading.presence is Presence.READ and reading != self._last:
+            self._sample(reading)
+            self._last = reading
         return reading
 
     def _probe_s(self) -> float:
@@ -206,6 +221,7 @@ class Verification:
         clock = self._machine.clock
         started_s = clock.monotonic()
         until_s = min(started_s + budget_s, self._deadline_s)
+        noted_s = started_s
         while True:
             now_s = clock.monotonic()
             expired = now_s >= until_s
@@ -214,8 +230,11 @@ class Verification:
                 return judged
             if expired:
                 raise AssertionError("a judgement without an answer at its deadline")
-            self._sample(None)
-            clock.sleep(min(self._budgets.sample_s, max(0.0, until_s - now_s)))
+            if now_s >= noted_s + self._budgets.sample_s:
+                self._sample(None)
+                noted_s = now_s
+            pause_s = _QUICK_LOOK_S if now_s < started_s + _QUICK_S else self._budgets.sample_s
+            clock.sleep(min(pause_s, self._budgets.sample_s, max(0.0, until_s - now_s)))
 
 
 def _is_below(path: str, folder: str) -> bool:

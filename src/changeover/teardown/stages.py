@@ -30,6 +30,7 @@ from changeover.teardown.moves import (
 )
 
 _IDLE_LOOKS = 2  # a gauge of 0 once may be the moment between two requests
+_MUTE_LOOKS = 3
 _CUT_WAIT_S = 3.0  # for the aborts to be seen by the gauge
 _PATIENT_ROUNDS = 3
 _QUIET_LOOKS = 2  # a process may fork between our look and its death
@@ -77,6 +78,7 @@ class State:
     end_s: float
     began: bool = False
     good_looks: int = 0
+    mute_looks: int = 0
     running: int | None = None
     cut_s: float | None = None
     kill_rounds: int = 0
@@ -141,6 +143,10 @@ def _drain(state: State, facts: Facts, now_s: float, budgets: Budgets) -> Step:
         return _idle(seen, facts, now_s, budgets, "idle, by the engine's own proof")
     if looks >= _IDLE_LOOKS:
         return _idle(seen, facts, now_s, budgets, f"0 running, {looks} times")
+    seen = replace(seen, mute_looks=seen.mute_looks + 1 if facts.mute else 0)
+    if seen.mute_looks >= _MUTE_LOOKS:
+        detail = "the server does not say what runs: left to its own shutdown"
+        return _move(seen, Stage.TERMINATE, now_s, budgets, "expired", detail)
     if now_s >= seen.deadline_s:
         return Step(replace(seen, cut_s=now_s), (CutDrain(),))
     return Step(seen)

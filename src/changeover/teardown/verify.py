@@ -7,17 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
 from changeover.machine.gpus import ContextReading, GpuFacts, GpuReading, Presence
 from changeover.machine.ports import PortReading
 from changeover.machine.processes import ProcessFacts, ProcessIdentity
 from changeover.machine.shm import Segment
-from changeover.teardown.budgets import Budgets
 from changeover.teardown.clearance import Evidence, Verdict
-from changeover.teardown.footprint import Baseline, GpuBaseline
+from changeover.teardown.footprint import Baseline
 
-_STILL_FALLING_MIB = 1.0
 Describe = Callable[[ProcessIdentity], str]
 
 
@@ -58,74 +55,16 @@ def judge_port(
     return None
 
 
-def settled(samples: Sequence[GpuFacts], before: GpuBaseline, budgets: Budgets) -> bool:
-    """K samples in a row at the baseline and no longer falling: one clean one may be a dip (llm-d #720)."""
-    last = samples[-budgets.clean_samples :]
-    return (
-        len(last) == budgets.clean_samples
-        and all(one.used_mib <= before.used_mib + budgets.tolerance_mib for one in last)
-        and all(one.used_mib > earlier.used_mib - _STILL_FALLING_MIB for earlier, one in pairwise(last))
-    )
-
-
-def judge_gpu(
-    samples: Sequence[GpuFacts],
-    before: GpuBaseline | None,
-    strangers: Mapping[int, str],
-    ours: frozenset[int],
-    pid_max: int,
-    budgets: Budgets,
-    *,
-    patience_spent: bool,
-    expired: bool,
-) -> Evidence | None:
-    """One GPU against its own baseline; a sum over GPUs would hide a dirty one (LMCache #4851).
-
-    ``strangers`` are the driver's pids that ``/proc`` shows here, described; ``ours`` the pids of the
-    targets. A pid from the driver is never a reason to signal anybody: it may be another namespace's
-    (nvidia-docker #1483).
-    """
-    last = samples[-1]
-    item = f"gpu:{last.uuid}"
-    if before is None:
-        return Evidence(item, Verdict.UNVERIFIED, "a baseline from before the phase", "a GPU that had none")
-    expected = f"{before.used_mib:.0f} MiB (before the phase), {budgets.clean_samples} samples in a row"
-    seen = f"{last.used_mib:.0f} MiB"
-    if before.memory_call != last.memory_call:
-        seen = f"memory read by {last.memory_call}, the baseline by {before.memory_call}"
-        return Evidence(item, Verdict.UNVERIFIED, expected, seen)
-    listed = {process.pid for process in last.processes} - set(before.pids)
-    mine = sorted(listed & ours)
-    if settled(samples, before, budgets) and not mine:
-        others = f"others listed: {sorted(listed)}" if listed else ""
-        return Evidence(item, Verdict.CLEAN, expected, f"{seen}, none of ours listed", others)
-    foreign = [strangers[pid] for pid in sorted(listed - ours) if pid in strangers]
-    hidden = sorted(pid for pid in listed - ours if pid not in strangers and 0 < pid < pid_max)
-    nonsense = sorted(pid for pid in listed if not 0 < pid < pid_max)
-    if foreign and not mine and (patience_spent or expired):
-        return Evidence(item, Verdict.FOREIGN_HOLDER, expected, f"{seen}, used by {'; '.join(foreign)}")
-    if not expired:
-        return None
-    if mine:
-        return Evidence(item, Verdict.DIRTY, expected, f"{seen}, driver still lists ours: {mine}")
-    if hidden:
-        note = "not in this PID namespace: another container or a host process"
-        return Evidence(item, Verdict.FOREIGN_HOLDER, expected, f"{seen}, listed for pids {hidden}", note)
-    if nonsense:
-        return Evidence(item, Verdict.UNVERIFIED, expected, f"{seen}, impossible pids listed: {nonsense}")
-    note = "no process listed; not excluded: foreign PID namespace, deferred close, MPS server, IPC importer"
-    return Evidence(item, Verdict.DIRTY, expected, seen, note)
-
-
 def judge_presence(baseline: Baseline, reading: GpuReading) -> Evidence | None:
     """Whether the GPUs can be judged one by one (None), or what there is to say instead."""
     missing = set(baseline.by_uuid()) - set(reading.by_uuid())
+    seen = f"missing: {sorted(missing)}" + (f" ({reading.note})" if reading.note else "")
     if reading.presence is Presence.UNREADABLE:
         return Evidence("gpus", Verdict.UNVERIFIED, "the driver answers", reading.note)
     if baseline.presence is Presence.UNREADABLE:
         return Evidence("gpus", Verdict.UNVERIFIED, "a baseline", f"none could be taken: {baseline.note}")
     if missing:
-        return Evidence("gpus", Verdict.UNVERIFIED, "the GPUs of the baseline", f"missing: {sorted(missing)}")
+        return Evidence("gpus", Verdict.UNVERIFIED, "the GPUs of the baseline", seen)
     if reading.presence is Presence.ABSENT:
         return Evidence("gpus", Verdict.CLEAN, "no GPU, as before the phase", "no GPU present")
     return None

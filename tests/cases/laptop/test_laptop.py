@@ -45,7 +45,7 @@ def run(tmp_path_factory, model_dir):
     lines = (ROOT / "examples" / "prompts" / "laptop.jsonl").read_text().splitlines()
     prompts = tmp / "prompts.jsonl"
     prompts.write_text("\n".join(lines[:: len(lines) // PROMPTS][:PROMPTS]) + "\n")
-    environment = {**os.environ, "XDG_RUNTIME_DIR": str(tmp), "HF_HUB_OFFLINE": "1"}
+    environment = {**os.environ, "CHANGEOVER_LOCK_DIR": str(tmp), "HF_HUB_OFFLINE": "1"}
     started = start(
         ["run", ROOT / "examples" / "laptop.yaml", *SETTINGS, f"prompts={prompts}", f"model={model_dir}"],
         tmp,
@@ -198,7 +198,7 @@ def gpu_here() -> bool:
 @pytest.mark.engine
 @pytest.mark.slow
 def test_ctrl_c_while_the_real_server_loads_clears_the_machine(tmp_path, model_dir):
-    environment = {**os.environ, "XDG_RUNTIME_DIR": str(tmp_path), "HF_HUB_OFFLINE": "1"}
+    environment = {**os.environ, "CHANGEOVER_LOCK_DIR": str(tmp_path), "HF_HUB_OFFLINE": "1"}
     process = start(["run", ROOT / "examples" / "laptop.yaml", f"model={model_dir}"], tmp_path, environment)
     deadline = time.monotonic() + 120
     while time.monotonic() < deadline:
