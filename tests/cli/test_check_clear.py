@@ -17,7 +17,7 @@ from typer.testing import CliRunner, Result
 from changeover.cli.check import check
 from changeover.cli.clear import clear
 from changeover.machine.clock import SystemClock
-from changeover.machine.errors import InvalidInput, NotSupported
+from changeover.machine.errors import InvalidInput
 from changeover.machine.local import LocalMachine
 from changeover.pipeline.folder import RunBusy, RunFolder
 from changeover.pipeline.journal import EventName, Journal, read_events
@@ -135,15 +135,9 @@ def test_a_run_that_is_not_there(tmp_path: Path) -> None:
 
 
 def test_without_a_run(tmp_path: Path) -> None:
-    with pytest.raises(InvalidInput, match="--run ID"):
-        run("clear")
-
-
-@pytest.mark.parametrize("option", [("--pid", 1), ("--port", 8000), ("--engine", "sglang")])
-def test_adoption_comes_later_and_says_so(option: tuple[str, object]) -> None:
-    with pytest.raises(NotSupported) as refused:
-        run("clear", *option)
-    assert refused.value.exit_code == 2 and str(option[1]) in refused.value.seen
+    for nothing_or_both in ((), ("--run", "x", "--pid", "5")):
+        with pytest.raises(InvalidInput, match="--run ID, or one or more of --pid"):
+            run("clear", *nothing_or_both)
 
 
 def test_check_prints_one_object_and_says_the_same_in_words() -> None:

@@ -89,7 +89,7 @@ def test_a_run_without_a_crash_does_everything_once(folder):
 
 # more than a run of the stub has: the last ones find it ended, which is checked too
 @pytest.mark.slow
-@pytest.mark.parametrize("events", range(1, 41))
+@pytest.mark.parametrize("events", range(1, 72))
 def test_killed_after_any_event_a_run_can_be_resumed(folder, events):
     first = changeover(folder, "start", events)
     status = first.wait(120)

@@ -76,11 +76,16 @@ class ProcessFacts:
 
 @dataclass(frozen=True)
 class OpenPath:
-    """A thing that a process holds: ``path`` as the kernel writes it (``socket:[123]``, ``/dev/shm/x``)."""
+    """A thing that a process holds: ``path`` as the kernel writes it (``socket:[123]``, ``/dev/shm/x``).
+
+    ``inode`` is known of mappings only. It is needed for semaphores: glibc's ``sem_open`` makes them under another name
+    and links them to theirs, so that the mapping shows a name that is gone.
+    """
 
     path: str
     writable: bool
     mapped: bool
+    inode: int = 0
 
 
 def read_boot_id(proc: Path = PROC) -> str:
@@ -267,4 +272,5 @@ def _mappings(folder: Path, prefixes: tuple[str, ...]) -> Iterator[OpenPath]:
     for line in raw.decode(errors="replace").splitlines():
         fields = line.split(maxsplit=5)
         if len(fields) == 6 and fields[5].startswith("/dev/") and fields[5].startswith(prefixes):
-            yield OpenPath(fields[5], writable="w" in fields[1] and "s" in fields[1], mapped=True)
+            shared_writable = "w" in fields[1] and "s" in fields[1]
+            yield OpenPath(fields[5], writable=shared_writable, mapped=True, inode=int(fields[4]))

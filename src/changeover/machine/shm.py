@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from changeover.machine.processes import OpenPath
+
 SHM_ROOT = Path("/dev/shm")  # noqa: S108 - looked at, never written to
 
 
@@ -23,6 +25,12 @@ class Segment:
 
     def to_json(self) -> dict[str, str | int]:
         return {"path": self.path, "inode": self.inode}
+
+
+def is_segment(held: OpenPath, segment: Segment) -> bool:
+    """Whether that is it: by name, or mapped under a name that it has no more."""
+    mapped = held.mapped and held.path.startswith(f"{Path(segment.path).parent}/")
+    return held.path == segment.path or (mapped and held.inode == segment.inode)
 
 
 @dataclass(frozen=True)

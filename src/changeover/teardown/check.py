@@ -8,12 +8,13 @@ from collections.abc import Iterator, Mapping
 from changeover.machine.gpus import GpuFacts, Presence
 from changeover.machine.processes import ProcessFacts, ProcessIdentity
 from changeover.machine.protocol import Holder, Machine
-from changeover.machine.shm import Segment
+from changeover.machine.shm import SHM_ROOT, Segment, is_segment
 from changeover.teardown.budgets import Budgets
 from changeover.teardown.clearance import Clearance, Evidence, Verdict, overall
 from changeover.teardown.inventory import describe
 from changeover.teardown.verify import judge_health
 
+_SHM = f"{SHM_ROOT}/"
 # Names that engines and their libraries give; a leftover of one of them that nobody holds is a dead server's.
 # Only ever a reason to name a segment, never to remove it.
 _ENGINE_SEGMENTS = (
@@ -39,9 +40,9 @@ def check_machine(machine: Machine, *, budgets: Budgets | None = None) -> Cleara
         if process.pid != machine.pid and process.alive and machine.cookie(process.pid) is not None
     }
     reading = machine.gpus(budgets.probe_s)
-    segments = {segment.path: segment for segment in machine.segments()}
+    segments = frozenset(machine.segments())
     listeners = {f"socket:[{one.inode}]": one for one in machine.listeners()}
-    holders = machine.holders((*listeners, *segments, "/dev/nvidia", "/dev/kfd", "/dev/dri/renderD"))
+    holders = machine.holders((*listeners, _SHM, "/dev/nvidia", "/dev/kfd", "/dev/dri/renderD"))
     ports: dict[int, set[ProcessIdentity]] = {}
     held: dict[Segment, set[ProcessIdentity]] = {}
     devices: set[ProcessIdentity] = set()
@@ -49,8 +50,10 @@ def check_machine(machine: Machine, *, budgets: Budgets | None = None) -> Cleara
         path = holder.held.path
         if path in listeners:
             ports.setdefault(listeners[path].port, set()).add(holder.identity)
-        elif path in segments:
-            held.setdefault(segments[path], set()).add(holder.identity)
+        elif path.startswith(_SHM):
+            for segment in segments:
+                if is_segment(holder.held, segment):
+                    held.setdefault(segment, set()).add(holder.identity)
         elif _is_device(holder) and holder.identity.pid != machine.pid:
             devices.add(holder.identity)
     evidence = [_runs(machine, marked)]
@@ -64,7 +67,7 @@ def check_machine(machine: Machine, *, budgets: Budgets | None = None) -> Cleara
         for port, owners in sorted(ports.items())
         if owners & set(marked)
     ]
-    evidence += list(_segments(machine, frozenset(segments.values()), held))
+    evidence += list(_segments(machine, segments, held))
     if reading.presence is Presence.UNREADABLE:
         evidence.append(Evidence("gpus", Verdict.UNVERIFIED, "the driver answers", reading.note))
     elif reading.presence is Presence.ABSENT:

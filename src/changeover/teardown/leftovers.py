@@ -12,7 +12,7 @@ from pathlib import PurePosixPath
 
 from changeover.machine.processes import ProcessFacts, ProcessIdentity
 from changeover.machine.protocol import Machine
-from changeover.machine.shm import Segment
+from changeover.machine.shm import SHM_ROOT, Segment, is_segment
 from changeover.machine.sockets import SocketFile
 from changeover.teardown.clearance import Evidence, Verdict
 from changeover.teardown.footprint import Target
@@ -20,6 +20,7 @@ from changeover.teardown.inventory import describe, take_inventory
 
 _EMPTY_WAIT_S = 1.0
 _LOOK_S = 0.02
+_SHM = f"{SHM_ROOT}/"
 
 
 @dataclass(frozen=True)
@@ -36,12 +37,15 @@ def held_by(machine: Machine, members: Iterable[ProcessFacts]) -> Held:
     living = [member.pid for member in members if member.alive]
     if not living:
         return Held()
-    paths = {one.path for pid in living for one in machine.open_paths(pid)}
-    sockets = {path for path in paths if path.startswith("socket:[")}
+    held = [one for pid in living for one in machine.open_paths(pid)]
+    sockets = {one.path for one in held if one.path.startswith("socket:[")}
+    in_shm = [one for one in held if one.path.startswith(_SHM)]
     bound = machine.sockets() if sockets else ()
     listened = machine.listeners() if sockets else ()
     return Held(
-        segments=frozenset(segment for segment in machine.segments() if segment.path in paths),
+        segments=frozenset(
+            segment for segment in machine.segments() if any(is_segment(one, segment) for one in in_shm)
+        ),
         sockets=frozenset(one.file for one in bound if f"socket:[{one.inode}]" in sockets),
         ports=frozenset(one.port for one in listened if f"socket:[{one.inode}]" in sockets),
     )

@@ -35,8 +35,8 @@ class Member:
 @dataclass(frozen=True)
 class Facts:
     """One look at the machine: ``members`` alive and signallable, ``running`` requests, where the engine says;
-    ``mute`` where it answers (or refuses) without saying, which no waiting mends; ``proven_idle`` where the engine gives
-    an exact proof; ``populated``: something lives in a cgroup of ours.
+    ``mute`` where it answers (or refuses) without saying, which no waiting mends; ``proven_idle`` where the
+    engine gives an exact proof; ``populated``: something lives in a cgroup of ours.
     """
 
     members: tuple[Member, ...]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from changeover.machine.gpus import GpuFacts, GpuReading, Presence
 from changeover.machine.processes import ProcessIdentity
 from changeover.machine.protocol import Machine
-from changeover.machine.shm import Segment
+from changeover.machine.shm import SHM_ROOT, Segment, is_segment
 from changeover.teardown import verify
 from changeover.teardown.budgets import Budgets
 from changeover.teardown.clearance import Evidence, Verdict
@@ -106,12 +106,11 @@ class Verification:
 
     def _new_segments(self) -> verify.NewSegments:
         now = frozenset(self._machine.segments())
-        new = {segment.path: segment for segment in now - self._question.baseline.segments}
+        new = now - self._question.baseline.segments
         holders: dict[Segment, tuple[str, ...]] = {}
-        if new:
-            for holder in self._machine.holders(tuple(new)):
-                segment = new.get(holder.held.path)
-                if segment is not None:
+        for holder in self._machine.holders((f"{SHM_ROOT}/", *(one.path for one in new))) if new else ():
+            for segment in new:
+                if is_segment(holder.held, segment):
                     who = describe(self._machine, holder.identity)
                     holders[segment] = tuple(dict.fromkeys((*holders.get(segment, ()), who)))
         proven = frozenset().union(*(target.segments for target in self._question.targets))
