@@ -45,8 +45,14 @@ def clear(
         None, "--api-key-env", help="The environment variable that holds the server's API key."
     ),
     runs_dir: Path = typer.Option(Path("runs"), "--runs-dir", help="Where the runs are."),
+    host: str | None = typer.Option(None, "--host", help="On a box over SSH, as ssh takes it."),
+    attach: str | None = typer.Option(
+        None, "--attach", help="With --host: come back to a clear that goes on there, by its id."
+    ),
+    ssh_config: Path | None = typer.Option(None, "--ssh-config", help="As for ssh -F."),
 ) -> None:
     """Stop a server or what a run left behind, and prove the machine clean."""
+    from changeover.cli import clear_remote
     from changeover.machine.local import LocalMachine
     from changeover.teardown.adoption import Wish
     from changeover.teardown.budgets import Budgets
@@ -54,6 +60,8 @@ def clear(
     from changeover.teardown.footprint import StopPolicy
 
     wish = Wish(tuple(pid), tuple(port), engine)
+    if attach is not None:
+        clear_remote.attach(host, ssh_config, attach, as_json=as_json)
     if (run is None) == (wish == Wish()):
         raise InvalidInput(
             expected="--run ID, or one or more of --pid, --port and --engine",
@@ -67,6 +75,16 @@ def clear(
             todo="For anything else name the process: --pid or --port.",
         )
     budgets = Budgets(total_s=total_timeout, drain_s=drain_timeout, drain_cap_s=drain_timeout)
+    if host is not None:
+        if run is not None:
+            raise InvalidInput(
+                expected="--pid, --port or --engine with --host",
+                seen=f"--run {run}",
+                todo=f"A run's folder is on the box that it ran on: ssh {host} changeover clear --run {run}",
+            )
+        token = _api_key(api_key_env)
+        asked = clear_remote.Asked(wish, budgets, StopPolicy(stop), token)
+        clear_remote.clear(host, ssh_config, asked, yes=yes, dry_run=dry_run, as_json=as_json)
     machine = LocalMachine()
     if run is not None:
         _clear_run(runs_dir / run, machine, budgets, dry_run=dry_run, as_json=as_json)
@@ -130,15 +148,11 @@ def _clear_servers(
 
 def expect_consent(trees: tuple[Tree, ...], *, yes: bool) -> tuple[Tree, ...]:
     """The trees that may be taken, after the user has said so; raises InvalidInput or TreeRefused otherwise."""
-    from changeover.teardown.adoption import TreeRefused
+    from changeover.teardown.clear_adopted import expect_willing
 
     willing = tuple(tree for tree in trees if not tree.refusal)
-    if trees and not willing:
-        raise TreeRefused(
-            expected="a server that may be taken",
-            seen="; ".join(f"{tree.name}: {tree.refusal}" for tree in trees),
-            todo="Nothing was signalled.",
-        )
+    if not willing:
+        expect_willing(trees)
     if willing and not yes:
         count = sum(len(tree.members) for tree in willing)
         if not sys.stdin.isatty():

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from changeover.machine.protocol import Machine
-from changeover.teardown.adoption import Tree, Wish, pinned, targets_of
+from changeover.teardown.adoption import Tree, TreeRefused, Wish, pinned, targets_of
 from changeover.teardown.audit import Audit, terminated_before
 from changeover.teardown.budgets import Budgets
 from changeover.teardown.claim import claim
@@ -31,8 +31,9 @@ def clear_adopted(
     """Take exactly these trees, under the machine's lock, with everything in the audit.
 
     ``token`` is the server's API key for the drain. No tree at all (an engine of which nothing runs) is a verification
-    alone. Raises MachineClaimed where a run or another clear has the machine.
+    alone. Raises TreeRefused, and MachineClaimed where a run or another clear has the machine.
     """
+    expect_willing(trees)
     names = ", ".join(tree.name for tree in trees) or f"engine {wish.engine}"
     with claim(f"clear of {names}"):
         before = terminated_before(audit.path.parent, machine.boot_id)
@@ -46,6 +47,15 @@ def clear_adopted(
         clearance = clear(machine, targets, baseline, budgets=budgets, observer=audit, terminated=before)
         audit.cleared(clearance)
     return clearance
+
+
+def expect_willing(trees: Sequence[Tree]) -> None:
+    """Raises TreeRefused for a tree that must not be taken, whoever says so."""
+    refused = [f"{tree.name}: {tree.refusal}" for tree in trees if tree.refusal]
+    if refused:
+        raise TreeRefused(
+            expected="servers that may be taken", seen="; ".join(refused), todo="Nothing was signalled."
+        )
 
 
 def _asked(wish: Wish, trees: Sequence[Tree], budgets: Budgets, stop: StopPolicy) -> dict[str, Any]:
