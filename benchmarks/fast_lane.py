@@ -62,7 +62,9 @@ def one_round(
         for process in (machine.process(member.pid),)
         if process is not None
     )
-    clearance = clear(machine, [target], baseline, budgets=Budgets())
+    with machine.watching_gpus():  # as in a pipeline, the driver has been entered before the phase ends
+        machine.gpus(30.0)
+        clearance = clear(machine, [target], baseline, budgets=Budgets())
     drained_s = sum(one.seconds for one in clearance.stages if one.stage in ("plan", "drain"))
     machine.reap(owned.identity)
     return {

@@ -90,7 +90,8 @@ def clear(
         _clear_run(runs_dir / run, machine, budgets, dry_run=dry_run, as_json=as_json)
     else:
         token = _api_key(api_key_env)
-        _clear_servers(machine, wish, budgets, StopPolicy(stop), token, yes, dry_run, as_json)
+        with machine.watching_gpus():  # the driver is entered while the servers are looked for
+            _clear_servers(machine, wish, budgets, StopPolicy(stop), token, yes, dry_run, as_json)
 
 
 def _clear_run(run_dir: Path, machine: Machine, budgets: Budgets, *, dry_run: bool, as_json: bool) -> None:

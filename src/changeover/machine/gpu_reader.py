@@ -44,6 +44,11 @@ class GpuReader:
         except (ValueError, KeyError, TypeError) as error:
             return GpuReading(Presence.UNREADABLE, note=f"NVML probe answered nonsense: {error}")
 
+    def begin(self) -> None:
+        """Let the child enter NVML now, while others do other things; nothing is waited for."""
+        if not no_gpu_present():
+            self._running()
+
     def close(self) -> None:
         """End the child; one that hangs in the driver is killed and left to the kernel."""
         child, self._child = self._child, None

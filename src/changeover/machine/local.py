@@ -236,7 +236,11 @@ class LocalMachine:
 
     @contextmanager
     def watching_gpus(self) -> Iterator[None]:
+        if self._gpu_reader is not None:  # somebody outside watches already
+            yield
+            return
         self._gpu_reader = GpuReader()
+        self._gpu_reader.begin()
         try:
             yield
         finally:

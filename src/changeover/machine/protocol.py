@@ -166,7 +166,7 @@ class Machine(Protocol):
         ...
 
     def watching_gpus(self) -> AbstractContextManager[None]:
-        """Inside the block readings are cheap enough to take several a second."""
+        """Inside the block readings are cheap enough to take several a second; blocks may be nested."""
         ...
 
     def fresh_contexts(self, uuids: Sequence[str], timeout_s: float) -> tuple[ContextReading, ...]:

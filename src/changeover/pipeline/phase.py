@@ -89,6 +89,18 @@ def _do(context: RunContext, phase: PhaseSpec, index: int, jobs: list[JobSpec]) 
     _expect_as_cleared(context, baseline)
     context.journal.append(EventName.BASELINE_TAKEN, phase=phase.name, baseline=baseline.to_json())
     processes = PhaseProcesses(context, phase.name)
+    with context.machine.watching_gpus():  # entered before it is needed: a changeover begins with a reading
+        _do_and_clear(context, phase, index, jobs, processes, baseline)
+
+
+def _do_and_clear(
+    context: RunContext,
+    phase: PhaseSpec,
+    index: int,
+    jobs: list[JobSpec],
+    processes: PhaseProcesses,
+    baseline: Baseline,
+) -> None:
     failure: BaseException | None = None
     try:
         url = None
