@@ -11,7 +11,7 @@ import socket
 import subprocess
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -138,9 +138,12 @@ def started(engine: Engine, folder: Path, port: int | None = None) -> Iterator[S
             cgroups.remove(cgroup)
 
 
-def wait_until_it_generates(server: Server, engine: Engine) -> None:
+def wait_until_it_generates(
+    server: Server, engine: Engine, while_waiting: Callable[[], object] = lambda: None
+) -> None:
     until_s = time.monotonic() + START_LIMIT_S
     while True:
+        while_waiting()
         try:
             if generate(server.port, str(engine.model), tokens=1, timeout_s=60.0).get("choices"):
                 return

@@ -60,7 +60,7 @@ def test_the_detokenizer_is_killed_and_the_rest_stays_up(
         os.kill(detokenizer, signal.SIGKILL)
         time.sleep(2.0)
         assert server.leader.poll() is None
-        said = changeover("clear", "--engine", "sglang", "--yes", "--drain-timeout", "5")
+        said = changeover("clear", "--engine", "sglang", "--yes", "--terminate-timeout", "5")
         assert said.code == 0 and said.json["verdict"] == "clean", said.text
         assert server.session() == [] and read_port(server.port).bindable
 

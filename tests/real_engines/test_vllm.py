@@ -98,9 +98,14 @@ def test_what_changeover_launched_leaves_no_segment_and_no_socket_behind(
     url = f"http://127.0.0.1:{port}"
     target = owned.target("server", ports=(port,), drain=drain_for("vllm", url))
     server = Server(Launched(owned), port, owned.log)
-    try:
-        wait_until_it_generates(server, vllm)
+
+    def note() -> None:
+        nonlocal target
         target = observe(machine, target)
+
+    try:
+        wait_until_it_generates(server, vllm, note)  # one socket is closed again before it is ready
+        note()
         assert target.segments and len(target.sockets) >= 4, "it has both while it runs"
         os.killpg(owned.pid, signal.SIGKILL)
     finally:

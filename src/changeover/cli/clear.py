@@ -41,6 +41,9 @@ def clear(
     drain_timeout: float = typer.Option(
         60.0, "--drain-timeout", help="Most seconds for requests in flight to end; then they are cut off."
     ),
+    terminate_timeout: float = typer.Option(
+        60.0, "--terminate-timeout", help="Most seconds for a server's own shutdown; then SIGKILL."
+    ),
     api_key_env: str | None = typer.Option(
         None, "--api-key-env", help="The environment variable that holds the server's API key."
     ),
@@ -74,7 +77,12 @@ def clear(
             seen=engine,
             todo="For anything else name the process: --pid or --port.",
         )
-    budgets = Budgets(total_s=total_timeout, drain_s=drain_timeout, drain_cap_s=drain_timeout)
+    budgets = Budgets(
+        total_s=total_timeout,
+        drain_s=drain_timeout,
+        drain_cap_s=drain_timeout,
+        terminate_s=terminate_timeout,
+    )
     if host is not None:
         if run is not None:
             raise InvalidInput(

@@ -16,7 +16,7 @@ from changeover.teardown.footprint import Baseline, Target
 from changeover.teardown.gpu_memory import judge_gpu
 from changeover.teardown.inventory import describe
 
-_QUICK_S, _QUICK_LOOK_S = 1.0, 0.025  # what is going to be clean mostly is so within a second
+_QUICK_S, _QUICK_LOOK_S = 1.0, 0.01  # what is going to be clean mostly is so within a second
 _SETTLE_S = 1.0  # for a stranger's segment or file that comes and goes while we look
 _CONTEXT_SHARE = 0.4  # of the time left: kept for the fresh contexts and the second look at memory
 
