@@ -129,7 +129,8 @@ def _see(
         identity = process.identity
         if identity.start_ticks >= oldest_ticks:
             known = identity.start_ticks < settled_ticks and identity in cookies
-            found[identity] = cookies[identity] if known else machine.cookie(pid)
+            seen = cookies.get(identity)  # kept: of a dying process the environment reads empty
+            found[identity] = seen if known or seen is not None else machine.cookie(pid)
     return Seen(processes, found)
 
 
