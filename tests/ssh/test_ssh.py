@@ -82,7 +82,8 @@ def test_the_bundle_is_the_same_bytes_each_time_and_small() -> None:
 @pytest.mark.parametrize("python", ["python3.10", "python3.12", "python3.13"])
 def test_the_bundle_runs_alone_on_other_pythons(python: str, tmp_path: Path) -> None:
     version = python.removeprefix("python")
-    found = [*Path("/root/.pyenv/versions").glob(f"{version}*/bin/python3"), Path(f"/usr/bin/{python}")]
+    pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions"
+    found = [*pyenv.glob(f"{version}*/bin/python3"), Path(f"/usr/bin/{python}")]
     interpreter = next((path for path in found if path.exists()), None)
     if interpreter is None:
         pytest.skip(
