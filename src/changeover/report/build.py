@@ -59,6 +59,7 @@ class _Fold:
             "changeover.started": self._changeover_started,
             "changeover.stage": self._changeover_stage,
             "changeover.signal": self._changeover_signal,
+            "changeover.delivered": self._noted,
             "changeover.sample": self._changeover_sample,
             "changeover.cleared": self._changeover_cleared,
         }
