@@ -1,4 +1,4 @@
-"""Real cgroups (v2) where this machine lets us write them; in CI it must."""
+"""Real cgroups (v2), wherever this machine lets us write them."""
 
 from __future__ import annotations
 
@@ -36,8 +36,9 @@ time.sleep(600)
 def cgroup() -> Iterator[str]:
     path = LocalMachine().make_cgroup(f"changeover-test-{os.getpid()}-{time.monotonic_ns()}")
     if path is None:
-        if os.environ.get("CI") and os.geteuid() == 0:
-            pytest.fail("root in CI, and no cgroup v2 that can be written")
+        here = cgroups.own_cgroup()
+        if here is not None and os.access(here, os.W_OK) and not os.statvfs(here).f_flag & os.ST_RDONLY:
+            pytest.fail(f"{here} can be written, and no cgroup was made")
         pytest.skip("no cgroup v2 that can be written here")
     yield path
     cgroups.kill(path)
