@@ -209,7 +209,9 @@ def test_the_real_embedded_server_becomes_ready(tiny_model_dir: Path, tmp_path: 
         machine.wait([handle], 30.0)
         assert owned.exit_code() == 0
         machine.reap(owned.identity)
-    assert drain.running() is None  # nobody answers: unknown, never zero
+    assert engine.load(command.url) is None
+    with pytest.raises(ConnectionRefusedError):  # nobody answers: unknown, never zero; a teardown notes it
+        drain.running()
 
 
 def test_a_real_process_that_dies_is_noticed(tmp_path: Path) -> None:
