@@ -45,7 +45,7 @@ class RunningServer:
         return [json.loads(event) for event in events[:-1]]
 
     def metric(self, name: str) -> float:
-        from changeover.engines.protocol import read_gauge
+        from changeover.teardown.drains import read_gauge
 
         value = read_gauge(self.get("/metrics")[1], f"changeover:{name}")
         assert value is not None, name

@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 
 from changeover.engines.embedded.config import parse_arguments
-from changeover.engines.protocol import LaunchSpec, read_gauge
+from changeover.engines.protocol import LaunchSpec
 from changeover.engines.registry import get_engine
 from changeover.machine.errors import InvalidInput
+from changeover.teardown.drains import read_gauge
 from changeover.teardown.footprint import Drain
 
 BASE = LaunchSpec(profile="production", model_path=Path("/models/m"), port=30000, python="/env/bin/python")

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from changeover.engines.protocol import read_gauge
+from changeover.teardown.drains import read_gauge
 from tests.engine_fixtures import RunningServer, free_port, start_embedded
 from tests.engines.drafters import write_drafter
 

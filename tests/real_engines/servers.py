@@ -18,8 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from changeover.machine import cgroups
+from changeover.machine.local import LocalMachine
 from changeover.machine.processes import read_boot_id, read_command, read_processes
-from changeover.teardown.launch import Owned
+from changeover.teardown.launch import Owned, launch
 
 START_LIMIT_S = 280.0
 
@@ -57,6 +58,19 @@ def vllm(home: Path, model: Path) -> Engine:
 
 def sglang(home: Path, model: Path) -> Engine:
     return Engine("sglang", home / "sglang", model, {"SGLANG_USE_CPU_ENGINE": "1"})
+
+
+def launched(engine: Engine, machine: LocalMachine, folder: Path, port: int) -> Owned:
+    """Started as a pipeline starts it, in a cgroup where there is one; the caller clears it."""
+    return launch(
+        machine,
+        argv=engine.argv(port),
+        env=engine.environment(),
+        cwd=folder,
+        log=folder / "log",
+        cookie="this-tests-secret",
+        cgroup=machine.make_cgroup(f"changeover-test-{os.getpid()}"),
+    )
 
 
 def free_port() -> int:

@@ -15,7 +15,6 @@ from changeover.teardown.clear import clear
 from changeover.teardown.clearance import Verdict
 from changeover.teardown.drains import drain_for
 from changeover.teardown.footprint import StopPolicy, take_baseline
-from changeover.teardown.launch import launch
 from changeover.teardown.leftovers import observe
 from tests.real_engines.conftest import Changeover, left_behind, present
 from tests.real_engines.servers import (
@@ -24,6 +23,7 @@ from tests.real_engines.servers import (
     Server,
     clients,
     free_port,
+    launched,
     started,
     wait_until_it_generates,
 )
@@ -69,15 +69,7 @@ def test_the_fast_lane_of_a_server_that_is_proven_idle(sglang: Engine, tmp_path:
     """No SIGTERM, which takes it 2.4 to 2.7 s here when it is idle; ``sglang_loads_*`` goes with it."""
     machine = LocalMachine()
     before, baseline, port = present(), take_baseline(machine), free_port()
-    owned = launch(
-        machine,
-        argv=sglang.argv(port),
-        env=sglang.environment(),
-        cwd=tmp_path,
-        log=tmp_path / "log",
-        cookie="this-tests-secret",
-        cgroup=machine.make_cgroup(f"changeover-test-{os.getpid()}"),
-    )
+    owned = launched(sglang, machine, tmp_path, port)
     drain = drain_for("sglang", f"http://127.0.0.1:{port}")
     target = owned.target("server", ports=(port,), drain=drain, stop=StopPolicy.FAST)
     try:

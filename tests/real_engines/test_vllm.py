@@ -15,7 +15,6 @@ from changeover.teardown.clear import clear
 from changeover.teardown.clearance import Verdict
 from changeover.teardown.drains import drain_for
 from changeover.teardown.footprint import take_baseline
-from changeover.teardown.launch import launch
 from changeover.teardown.leftovers import observe
 from tests.real_engines.conftest import Changeover, left_behind, present
 from tests.real_engines.servers import (
@@ -24,6 +23,7 @@ from tests.real_engines.servers import (
     Server,
     clients,
     free_port,
+    launched,
     started,
     wait_until_it_generates,
 )
@@ -86,15 +86,7 @@ def test_what_changeover_launched_leaves_no_segment_and_no_socket_behind(
     """
     machine = LocalMachine()
     before, baseline, port = present(), take_baseline(machine), free_port()
-    owned = launch(
-        machine,
-        argv=vllm.argv(port),
-        env=vllm.environment(),
-        cwd=tmp_path,
-        log=tmp_path / "log",
-        cookie="this-tests-secret",
-        cgroup=machine.make_cgroup(f"changeover-test-{os.getpid()}"),
-    )
+    owned = launched(vllm, machine, tmp_path, port)
     url = f"http://127.0.0.1:{port}"
     target = owned.target("server", ports=(port,), drain=drain_for("vllm", url))
     server = Server(Launched(owned), port, owned.log)

@@ -13,10 +13,10 @@ from changeover.cli.output import print_json, say
 from changeover.machine.errors import InvalidInput
 
 if TYPE_CHECKING:
+    from changeover.cli.clear_remote import Asked
     from changeover.machine.protocol import Machine
-    from changeover.teardown.adoption import Tree, Wish
+    from changeover.teardown.adoption import Tree
     from changeover.teardown.budgets import Budgets
-    from changeover.teardown.footprint import StopPolicy
     from changeover.teardown.inventory import Inventory
 
 
@@ -90,16 +90,15 @@ def clear(
                 seen=f"--run {run}",
                 todo=f"A run's folder is on the box that it ran on: ssh {host} changeover clear --run {run}",
             )
-        token = _api_key(api_key_env)
-        asked = clear_remote.Asked(wish, budgets, StopPolicy(stop), token)
+        asked = clear_remote.Asked(wish, budgets, StopPolicy(stop), _api_key(api_key_env))
         clear_remote.clear(host, ssh_config, asked, yes=yes, dry_run=dry_run, as_json=as_json)
     machine = LocalMachine()
     if run is not None:
         _clear_run(runs_dir / run, machine, budgets, dry_run=dry_run, as_json=as_json)
     else:
-        token = _api_key(api_key_env)
+        asked = clear_remote.Asked(wish, budgets, StopPolicy(stop), _api_key(api_key_env))
         with machine.watching_gpus():  # the driver is entered while the servers are looked for
-            _clear_servers(machine, wish, budgets, StopPolicy(stop), token, yes, dry_run, as_json)
+            _clear_servers(machine, asked, yes=yes, dry_run=dry_run, as_json=as_json)
 
 
 def _clear_run(run_dir: Path, machine: Machine, budgets: Budgets, *, dry_run: bool, as_json: bool) -> None:
@@ -118,25 +117,16 @@ def _clear_run(run_dir: Path, machine: Machine, budgets: Budgets, *, dry_run: bo
     raise typer.Exit(clearance.exit_code)
 
 
-def _clear_servers(
-    machine: Machine,
-    wish: Wish,
-    budgets: Budgets,
-    stop: StopPolicy,
-    token: str | None,
-    yes: bool,
-    dry_run: bool,
-    as_json: bool,
-) -> None:
+def _clear_servers(machine: Machine, asked: Asked, *, yes: bool, dry_run: bool, as_json: bool) -> None:
     from changeover.teardown.adoption import find_trees
     from changeover.teardown.audit import Audit, audit_folder, new_audit_id
     from changeover.teardown.clear_adopted import clear_adopted
 
-    trees = find_trees(machine, wish)
+    trees = find_trees(machine, asked.wish)
     for tree in trees:
         say(tree.to_text())
     if not trees:
-        say(f"no process of {wish.engine} on this machine")
+        say(f"no process of {asked.wish.engine} on this machine")
     if dry_run:
         if as_json:
             print_json({"trees": [tree.to_json() for tree in trees]})
@@ -144,7 +134,9 @@ def _clear_servers(
     willing = expect_consent(trees, yes=yes)
     audit = Audit(audit_folder() / f"{new_audit_id()}.jsonl", machine.clock)
     try:
-        clearance = clear_adopted(machine, wish, willing, audit, budgets=budgets, stop=stop, token=token)
+        clearance = clear_adopted(
+            machine, asked.wish, willing, audit, budgets=asked.budgets, stop=asked.stop, token=asked.token
+        )
     finally:
         audit.close()
     if as_json:

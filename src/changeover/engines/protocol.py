@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Literal, Protocol
 
 from changeover.machine import http
-from changeover.teardown.drains import LoadReading, read_gauge
+from changeover.teardown.drains import LoadReading
 from changeover.teardown.footprint import Drain, StopPolicy
 
 __all__ = [
@@ -26,7 +26,6 @@ __all__ = [
     "generate_one_token",
     "is_healthy",
     "load_or_none",
-    "read_gauge",
 ]
 
 Profile = Literal["production", "capture", "speculative"]

@@ -133,10 +133,7 @@ class Record:
 
     def try_append(self, name: str, /, **data: Any) -> None:
         """For the way out: a full disk must keep nobody from clearing the machine. What cannot be written is said."""
-        try:
-            self.append(name, **data)
-        except OSError as error:
-            print(f"{self._path.name}: {error}; not written: {name} {data}", file=sys.stderr, flush=True)
+        self._try(self.append, name, data)
 
     def note(self, name: str, /, **data: Any) -> Event:
         """Write an event that a crash of the *machine* may lose: samples and progress, nothing that resume needs."""
@@ -144,6 +141,16 @@ class Record:
             event = self._write(name, data)
         self._tell(event)
         return event
+
+    def try_note(self, name: str, /, **data: Any) -> None:
+        """:meth:`note`, for the way out."""
+        self._try(self.note, name, data)
+
+    def _try(self, write: Callable[..., Event], name: str, data: dict[str, Any]) -> None:
+        try:
+            write(name, **data)
+        except OSError as error:
+            print(f"{self._path.name}: {error}; not written: {name} {data}", file=sys.stderr, flush=True)
 
     def _write(self, name: str, data: dict[str, Any]) -> Event:
         event = Event(self._next_seq, self._clock.wall(), self._clock.monotonic(), str(name), data)

@@ -47,6 +47,10 @@ class LinkLost(Exception):  # noqa: N818
     """The connection ended, or fell silent, in the middle."""
 
 
+class Silence(LinkLost):
+    """Nothing was heard for too long; the connection has not ended."""
+
+
 class Session:
     """One command on the box; lines in, lines out."""
 
@@ -72,7 +76,7 @@ class Session:
         while b"\n" not in self._pending:
             left_s = until_s - self._clock.monotonic()
             if left_s <= 0 or not select.select([self._process.stdout], [], [], left_s)[0]:
-                raise LinkLost(f"nothing heard for {timeout_s:.0f} s")
+                raise Silence(f"nothing heard for {timeout_s:.0f} s")
             part = os.read(self._process.stdout.fileno(), 1 << 16)
             if not part:
                 return None

@@ -9,7 +9,7 @@ from pathlib import Path
 from changeover.machine.processes import PROC, read_pids
 
 PID_NAMESPACE_INITIAL = 0xEFFFFFFC  # PROC_PID_INIT_INO, include/linux/proc_ns.h
-_MPS_COMM = "nvidia-cuda-mps"  # nvidia-cuda-mps-server and -control, cut to 15 characters
+MPS_COMM = "nvidia-cuda-mps"  # nvidia-cuda-mps-server and -control, cut to 15 characters
 _NODES = Path("/sys/devices/system/node")
 
 
@@ -29,7 +29,7 @@ def read_surroundings(proc: Path = PROC, nodes: Path = _NODES) -> Surroundings:
     return Surroundings(
         initial_pid_namespace=_is_initial(proc),
         root=os.geteuid() == 0,
-        mps_pids=tuple(pid for pid in read_pids(proc) if _comm(proc, pid) == _MPS_COMM),
+        mps_pids=tuple(pid for pid in read_pids(proc) if _comm(proc, pid) == MPS_COMM),
         memory_only_node=bool(_node_list(nodes / "has_memory") - _node_list(nodes / "has_cpu")),
     )
 

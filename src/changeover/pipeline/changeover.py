@@ -2,50 +2,28 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from changeover.machine.processes import ProcessIdentity
-from changeover.machine.protocol import Delivery, Machine
-from changeover.pipeline.journal import Event, EventName, Journal
+from changeover.machine.protocol import Machine
+from changeover.pipeline.journal import EventName, Journal
 from changeover.pipeline.spec import TeardownSpec
 from changeover.teardown.budgets import Budgets
-from changeover.teardown.clear import MachineSample, clear
-from changeover.teardown.clearance import Clearance, SignalRecord, StageRecord
+from changeover.teardown.clear import clear
+from changeover.teardown.clearance import Clearance
 from changeover.teardown.footprint import Baseline, Target
+from changeover.teardown.observer import RecordObserver
 
 
-class JournalObserver:
+class JournalObserver(RecordObserver):
     """Writes what a teardown does into the journal of the run that asked for it."""
 
     def __init__(self, journal: Journal, phase: str) -> None:
-        self._journal = journal
-        self._phase = phase
-
-    def stage(self, record: StageRecord) -> None:
-        self._write(self._journal.append, EventName.CHANGEOVER_STAGE, record.to_json())
-
-    def intent(self, record: SignalRecord) -> None:
-        self._write(self._journal.append, EventName.CHANGEOVER_SIGNAL, record.to_json())
-
-    def delivered(self, record: SignalRecord, delivery: Delivery) -> None:
-        said = {**record.to_json(), "delivery": delivery.value}
-        self._write(self._journal.note, EventName.CHANGEOVER_DELIVERED, said)
-
-    def sample(self, sample: MachineSample) -> None:
-        self._write(self._journal.note, EventName.CHANGEOVER_SAMPLE, sample.to_json())
+        super().__init__(journal, "changeover", phase=phase)
 
     def started(self, targets: Sequence[Target]) -> None:
-        described = {"targets": [target.to_json() for target in targets]}
-        self._write(self._journal.append, EventName.CHANGEOVER_STARTED, described)
-
-    def _write(self, write: Callable[..., Event], name: EventName, data: dict[str, Any]) -> None:
-        """A full disk must not keep our processes on the GPUs: what cannot be written goes to stderr."""
-        try:
-            write(name, phase=self._phase, **data)
-        except OSError as error:
-            print(f"journal: {error}; not written: {name} {data}", file=sys.stderr, flush=True)
+        described = [target.to_json() for target in targets]
+        self._record.try_append(EventName.CHANGEOVER_STARTED, **self._about, targets=described)
 
 
 def change_over(

@@ -9,6 +9,7 @@ from typing import Any
 
 from changeover.machine.processes import ProcessIdentity
 from changeover.pipeline.journal import Event, EventName
+from changeover.teardown.observer import terminated_by
 
 
 class RunVerdict(StrEnum):
@@ -159,9 +160,8 @@ def _apply_to_phase(state: RunState, phase: PhaseState, event: Event) -> None:
             process.sockets = data.get("sockets", [])
             process.derived_ports = tuple(data.get("derived_ports", ()))
         case EventName.CHANGEOVER_DELIVERED:
-            if data["signal"] == "SIGTERM" and data["delivery"] == "sent" and data["pid"] > 0:
-                identity = ProcessIdentity(data["pid"], data["start_ticks"], state.boot_id)
-                phase.terminated.add(identity)
+            terminated = terminated_by(data, state.boot_id)
+            phase.terminated |= {terminated} if terminated is not None else set()
         case EventName.JOB_DONE:
             phase.jobs[data["job"]] = FinishedJob(
                 data["kind"], data["digest"], data["result"], data["outputs"]

@@ -37,6 +37,13 @@ class Wish:
     ports: tuple[int, ...] = ()
     engine: str | None = None
 
+    def to_json(self) -> dict[str, Any]:
+        return {"pids": list(self.pids), "ports": list(self.ports), "engine": self.engine}
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> Wish:
+        return cls(tuple(value["pids"]), tuple(value["ports"]), value["engine"])
+
 
 @dataclass(frozen=True)
 class AdoptedMember:

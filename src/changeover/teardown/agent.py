@@ -3,7 +3,7 @@
 It answers one request. A teardown is done by a process of its own session, which outlives the link, and writes the
 audit; the answer is that audit's lines, from any offset on, so that whoever was cut off comes back and misses none.
 
-    python3 changeover.pyz check | find REQUEST.json      for use by hand, on the box itself
+    python3 changeover.pyz check      for use by hand, on the box itself
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from changeover.machine.local import LocalMachine
 from changeover.machine.processes import read_boot_id, read_process
 from changeover.machine.record import decode_event
 from changeover.teardown.adoption import Tree, Wish, find_trees
-from changeover.teardown.audit import ASKED, CLEARED, Audit, audit_folder, new_audit_id
+from changeover.teardown.audit import CLEARED, Audit, audit_folder, new_audit_id
 from changeover.teardown.budgets import Budgets
 from changeover.teardown.check import check_machine
 from changeover.teardown.clear_adopted import clear_adopted
@@ -48,7 +48,7 @@ def serve(request: Mapping[str, Any], tell: Say = say) -> None:
             case "check":
                 tell({"clearance": check_machine(LocalMachine()).to_json()})
             case "find":
-                trees = find_trees(LocalMachine(), _wish(request["wish"]))
+                trees = find_trees(LocalMachine(), Wish.from_json(request["wish"]))
                 tell({"trees": [tree.to_json() for tree in trees]})
             case "clear":
                 identity = _start(request)
@@ -110,7 +110,7 @@ def work(identity: str, request: Mapping[str, Any]) -> None:
     try:
         clear_adopted(
             machine,
-            _wish(request["wish"]),
+            Wish.from_json(request["wish"]),
             [Tree.from_json(tree) for tree in request["trees"]],
             audit,
             budgets=Budgets(**request["budgets"]),
@@ -188,10 +188,6 @@ def _pid_file(path: Path) -> Path:
     return path.with_suffix(".pid")
 
 
-def _wish(value: Mapping[str, Any]) -> Wish:
-    return Wish(tuple(value["pids"]), tuple(value["ports"]), value["engine"])
-
-
 def main(arguments: list[str]) -> int:
     if arguments[:1] == ["work"] and len(arguments) == 2:
         work(arguments[1], json.load(sys.stdin))
@@ -203,8 +199,6 @@ def main(arguments: list[str]) -> int:
     print(__doc__, file=sys.stderr)
     return 0 if arguments in (["--help"], ["-h"]) else 2
 
-
-__all__ = ["ASKED", "MARK", "follow", "main", "serve", "work"]
 
 if __name__ == "__main__":
     sys.exit(main(sys.argv[1:]))

@@ -8,27 +8,19 @@ from __future__ import annotations
 
 import os
 import secrets
-import sys
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from changeover.machine.clock import Clock
 from changeover.machine.processes import ProcessIdentity
-from changeover.machine.protocol import Delivery, Machine
-from changeover.machine.record import Event, Record, RecordDamaged, read_events
-from changeover.teardown.clearance import Clearance, SignalRecord, StageRecord
-from changeover.teardown.observer import MachineSample
+from changeover.machine.protocol import Machine
+from changeover.machine.record import Record, RecordDamaged, read_events
+from changeover.teardown.clearance import Clearance
+from changeover.teardown.observer import RecordObserver, terminated_by
 
-ASKED, STAGE, SIGNAL, DELIVERED, SAMPLE, CLEARED = (
-    "clear.asked",
-    "clear.stage",
-    "clear.signal",
-    "clear.delivered",
-    "clear.sample",
-    "clear.cleared",
-)
+_PREFIX = "clear"
+ASKED, DELIVERED, CLEARED = f"{_PREFIX}.asked", f"{_PREFIX}.delivered", f"{_PREFIX}.cleared"
 _ENDED = f'"event":"{CLEARED}"'.encode()  # as the last line says it, so that the rest need not be read
 _LOOKED_BACK = 50  # audits: enough for a bad day, and each is a few kB
 
@@ -46,46 +38,24 @@ def new_audit_id() -> str:
     return f"{time.strftime('%Y%m%dT%H%M%S', time.gmtime())}-{secrets.token_hex(3)}"
 
 
-class Audit:
-    """The writer of one audit; an :class:`~changeover.teardown.observer.Observer`."""
+class Audit(RecordObserver):
+    """The writer of one audit, and the observer of its teardown."""
 
     def __init__(self, path: Path, clock: Clock) -> None:
         self.path = path
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
         os.close(descriptor)
-        self._record = Record(path, clock)
+        super().__init__(Record(path, clock), _PREFIX)
 
     def asked(self, machine: Machine, what: dict[str, Any]) -> None:
         """The first line; ``what`` is the wish with the trees that were shown."""
-        self._append(ASKED, {"boot_id": machine.boot_id, "pid": machine.pid, **what})
-
-    def stage(self, record: StageRecord) -> None:
-        self._append(STAGE, record.to_json())
-
-    def intent(self, record: SignalRecord) -> None:
-        self._append(SIGNAL, record.to_json())
-
-    def delivered(self, record: SignalRecord, delivery: Delivery) -> None:
-        self._note(DELIVERED, {**record.to_json(), "delivery": delivery.value})
-
-    def sample(self, sample: MachineSample) -> None:
-        self._note(SAMPLE, sample.to_json())
+        self._record.try_append(ASKED, boot_id=machine.boot_id, pid=machine.pid, **what)
 
     def cleared(self, clearance: Clearance) -> None:
-        self._append(CLEARED, {"clearance": clearance.to_json()})
+        self._record.try_append(CLEARED, clearance=clearance.to_json())
 
     def close(self) -> None:
         self._record.close()
-
-    def _append(self, name: str, data: dict[str, Any]) -> None:
-        """A full disk must not keep a server on the GPUs: what cannot be written goes to stderr."""
-        self._record.try_append(name, **data)
-
-    def _note(self, name: str, data: dict[str, Any]) -> None:
-        try:
-            self._record.note(name, **data)
-        except OSError as error:
-            print(f"audit: {error}; not written: {name} {data}", file=sys.stderr, flush=True)
 
 
 def terminated_before(folder: Path, boot_id: str) -> frozenset[ProcessIdentity]:
@@ -100,16 +70,6 @@ def terminated_before(folder: Path, boot_id: str) -> frozenset[ProcessIdentity]:
             continue
         asked = next((event for event in events if event.event == ASKED), None)
         if asked is not None and asked.data["boot_id"] == boot_id:
-            found |= terminated_in(events, DELIVERED, boot_id)
+            delivered = (event.data for event in events if event.event == DELIVERED)
+            found |= {one for data in delivered if (one := terminated_by(data, boot_id)) is not None}
     return found
-
-
-def terminated_in(events: Sequence[Event], delivered: str, boot_id: str) -> frozenset[ProcessIdentity]:
-    """Who got SIGTERM by these events. An intent alone is none: whoever wrote it died before the signal."""
-    return frozenset(
-        ProcessIdentity(event.data["pid"], event.data["start_ticks"], boot_id)
-        for event in events
-        if event.event == delivered
-        and event.data["signal"] == "SIGTERM"
-        and event.data["delivery"] == Delivery.SENT.value
-    )

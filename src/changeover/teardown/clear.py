@@ -19,7 +19,6 @@ from changeover.teardown.leftovers import (
     empty_cgroups,
     held_by,
     look_at_derived_ports,
-    observe,
     with_held,
 )
 from changeover.teardown.moves import (
@@ -38,7 +37,7 @@ from changeover.teardown.probes import Question, Verification
 from changeover.teardown.stages import Stage, State
 from changeover.teardown.verify import Survivor
 
-__all__ = ["MachineSample", "Observer", "SilentObserver", "clear", "observe"]
+__all__ = ["MachineSample", "Observer", "SilentObserver", "clear"]
 
 _QUICK_LOOK_S = 0.02
 _DEVICES = ("/dev/nvidia", "/dev/kfd", "/dev/dri/renderD")
@@ -207,7 +206,7 @@ class _Changeover:
             for action in step.actions:
                 match action:
                     case BeginDrain():
-                        self._begin_drain()
+                        self._each_drain(lambda drain: drain.begin())
                     case CutDrain():
                         self._each_drain(lambda drain: drain.cut())
                     case KillCgroups():
@@ -287,9 +286,6 @@ class _Changeover:
             done = self._machine.kill_cgroup(target.cgroup)
             for record in records:
                 self._observer.delivered(record, Delivery.SENT if done else Delivery.DENIED)
-
-    def _begin_drain(self) -> None:
-        self._each_drain(lambda drain: drain.begin())
 
     def _each_drain(self, ask: Callable[[Drain], object]) -> list[Any]:
         """The answers, None where there is none; nothing that a server does may stop a teardown."""

@@ -60,7 +60,7 @@ def expect_willing(trees: Sequence[Tree]) -> None:
 
 def _asked(wish: Wish, trees: Sequence[Tree], budgets: Budgets, stop: StopPolicy) -> dict[str, Any]:
     return {
-        "wish": {"pids": list(wish.pids), "ports": list(wish.ports), "engine": wish.engine},
+        "wish": wish.to_json(),
         "trees": [tree.to_json() for tree in trees],
         "budgets": vars(budgets),
         "stop": stop.value,

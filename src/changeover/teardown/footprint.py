@@ -142,7 +142,7 @@ class Target:
     """One thing that a phase started and that must be gone after it.
 
     ``leader`` and ``sid`` are None where Changeover died between starting the process and writing it down:
-    then the cookie alone proves. ``members`` were seen as its descendants (``clear.observe``), ``segments``
+    then the cookie alone proves. ``members`` were seen as its descendants (``leftovers.observe``), ``segments``
     were seen held by one of them, ``sockets`` are files of unix sockets that one of them had bound, ``derived_ports``
     were listened on by one of them beyond the declared ``ports``. ``files`` are folders or files that it writes.
     ``cgroup`` is the one that we made for it. ``adopted`` is empty for what we launched; for a server of somebody

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from changeover.machine.processes import ProcessFacts
+from changeover.machine.surroundings import MPS_COMM
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,7 @@ def forbidden(process: ProcessFacts, untouched: Untouchable) -> str | None:
         (process.pgid == untouched.pgid, "it is in Changeover's own process group"),
         (process.comm.startswith("sshd"), "sshd carries people's connections"),
         (
-            process.comm == "nvidia-cuda-mps",
+            process.comm == MPS_COMM,
             "it is CUDA MPS itself: end it with `nvidia-cuda-mps-control`, quit",
         ),
     )

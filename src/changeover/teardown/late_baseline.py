@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
-from changeover.machine.gpus import GpuFacts, Presence
+from changeover.machine.gpus import GpuFacts, GpuReading, Presence
 from changeover.machine.processes import ProcessFacts
 from changeover.machine.protocol import Machine
-from changeover.teardown.footprint import Baseline, GpuBaseline, Target, take_baseline
+from changeover.teardown.footprint import Baseline, GpuBaseline, Target
 from changeover.teardown.inventory import take_inventory
 from changeover.teardown.leftovers import held_by
 
@@ -22,20 +21,27 @@ def take_late_baseline(machine: Machine, targets: Sequence[Target]) -> Baseline:
 
     A GPU whose share of a stranger the driver does not tell (MIG, some containers) has no baseline, and is unverified.
     """
-    taken = take_baseline(machine, probe_timeout_s=_PROBE_TIMEOUT_S)
+    reading = machine.gpus(_PROBE_TIMEOUT_S)
     ours = _members(machine, targets)
     held = held_by(machine, ours.values()).segments
     known = frozenset().union(*(target.segments for target in targets))
-    segments = taken.segments - held - known
-    if taken.presence is not Presence.READ:
-        return replace(taken, segments=segments)
-    reading = machine.gpus(_PROBE_TIMEOUT_S)
     beside = [_without(gpu, frozenset(ours)) for gpu in reading.gpus]
     told = tuple(gpu for gpu in beside if gpu is not None)
+    return Baseline(
+        presence=reading.presence,
+        gpus=told,
+        segments=frozenset(machine.segments()) - held - known,
+        boot_id=machine.boot_id,
+        taken_wall_s=machine.clock.wall(),
+        note=_note(reading, untold=len(beside) - len(told)),
+    )
+
+
+def _note(reading: GpuReading, *, untold: int) -> str:
+    if reading.presence is not Presence.READ:
+        return reading.note
     note = "taken while the server ran: what the driver lists for others"
-    if len(told) < len(beside):
-        note += "; it does not tell every other process's share"
-    return replace(taken, gpus=told, segments=segments, note=note)
+    return note + "; it does not tell every other process's share" if untold else note
 
 
 def _members(machine: Machine, targets: Sequence[Target]) -> dict[int, ProcessFacts]:

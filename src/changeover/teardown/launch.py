@@ -47,7 +47,7 @@ class Owned:
         drain: Drain | None = None,
         stop: StopPolicy = StopPolicy.GRACEFUL,
     ) -> Target:
-        """What must be gone after the phase; keep it up to date with ``clear.observe``."""
+        """What must be gone after the phase; keep it up to date with ``leftovers.observe``."""
         return Target(
             name=name,
             cookie=self.cookie,

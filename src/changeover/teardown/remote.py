@@ -14,7 +14,7 @@ from typing import Any
 from changeover.machine.clock import Clock, SystemClock
 from changeover.machine.errors import ChangeoverError
 from changeover.machine.record import Event, decode_event
-from changeover.machine.ssh import HostUnreachable, LinkLost, Session, Ssh
+from changeover.machine.ssh import HostUnreachable, LinkLost, Session, Silence, Ssh
 from changeover.teardown.adoption import Tree, Wish
 from changeover.teardown.agent import MARK
 from changeover.teardown.audit import CLEARED
@@ -109,7 +109,7 @@ class Box:
         return Clearance.from_json(self._one({"do": "check"})["clearance"])
 
     def find(self, wish: Wish) -> tuple[Tree, ...]:
-        answer = self._one({"do": "find", "wish": _wish(wish)})
+        answer = self._one({"do": "find", "wish": wish.to_json()})
         return tuple(Tree.from_json(tree) for tree in answer["trees"])
 
     def clear(
@@ -126,7 +126,7 @@ class Box:
         """Raises Unknown where the link is lost for good; the teardown goes on there, and ``attach`` finds it."""
         request = {
             "do": "clear",
-            "wish": _wish(wish),
+            "wish": wish.to_json(),
             "trees": [tree.to_json() for tree in trees],
             "budgets": vars(budgets),
             "stop": stop.value,
@@ -160,10 +160,10 @@ class Box:
                         return clearance
                     if answer.get("ended") is False:
                         raise self._lost(identity, "the teardown there ended without a clearance")
-            except (LinkLost, ChangeoverError) as error:
-                if isinstance(error, ChangeoverError) and not _is_link(error):
-                    raise
-                last = error.seen if isinstance(error, ChangeoverError) else str(error)
+            except HostUnreachable as error:
+                last = error.seen
+            except LinkLost as error:
+                last = str(error)
             if self.clock.monotonic() >= until_s:
                 raise self._lost(identity, last)
             self.clock.sleep(_BACK_OFF_S[min(attempt, len(_BACK_OFF_S) - 1)])
@@ -231,9 +231,9 @@ def _as_unreachable(ssh: Ssh, session: Session) -> Iterator[None]:
     """At the beginning a link that ends is a host that cannot be reached, with ssh's own words."""
     try:
         yield
+    except Silence:
+        raise
     except LinkLost as error:
-        if "nothing heard" in str(error):
-            raise
         raise ssh.unreachable(*session.ended()) from error
 
 
@@ -254,11 +254,3 @@ def _take(answer: Mapping[str, Any], on_event: Callable[[Event], None]) -> Clear
         return None
     on_event(event)
     return Clearance.from_json(event.data["clearance"]) if event.event == CLEARED else None
-
-
-def _is_link(error: ChangeoverError) -> bool:
-    return isinstance(error, HostUnreachable)
-
-
-def _wish(wish: Wish) -> dict[str, Any]:
-    return {"pids": list(wish.pids), "ports": list(wish.ports), "engine": wish.engine}
