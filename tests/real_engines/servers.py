@@ -203,3 +203,14 @@ def clients(port: int, model: str, count: int, tokens: int) -> Iterator[list[str
     finally:
         for one in threads:
             one.join(timeout=290.0)
+
+
+@contextmanager
+def half_a_request(port: int) -> Iterator[None]:
+    """A client that has sent its headers and one byte of its body, and is in no hurry."""
+    with socket.create_connection(("127.0.0.1", port), timeout=10.0) as connection:
+        connection.sendall(
+            b"POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
+            b"Content-Length: 100\r\n\r\n{"
+        )
+        yield
