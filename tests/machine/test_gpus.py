@@ -16,10 +16,10 @@ from changeover.machine.gpu_reader import GpuReader
 from changeover.machine.gpus import (
     GpuProcess,
     Presence,
-    no_gpu_present,
+    no_nvidia_driver,
     parse_reading,
-    read_fresh_context,
-    read_gpus,
+    read_cuda_context,
+    read_nvidia,
 )
 
 # The parts of nvidia-ml-py that the probe uses, with an idle H200's figures (driver 580: v1 counts the
@@ -114,21 +114,21 @@ def test_absence_needs_both_device_and_library_missing(
         raise OSError("no such library")
 
     monkeypatch.setattr(ctypes, "CDLL", missing)
-    assert no_gpu_present(device)
+    assert no_nvidia_driver(device)
     device.touch()
-    assert not no_gpu_present(device)
+    assert not no_nvidia_driver(device)
     device.unlink()
     monkeypatch.setattr(ctypes, "CDLL", lambda _name: object())
-    assert not no_gpu_present(device)
+    assert not no_nvidia_driver(device)
 
 
 def test_where_there_is_no_gpu_no_child_is_started(monkeypatch: pytest.MonkeyPatch) -> None:
     def started(*_args: Any, **_more: Any) -> BoundedResult:
         raise AssertionError("a child was started")
 
-    monkeypatch.setattr(gpus, "no_gpu_present", lambda: True)
+    monkeypatch.setattr(gpus, "no_nvidia_driver", lambda: True)
     monkeypatch.setattr(gpus, "run_probe", started)
-    assert read_gpus(1.0).presence is Presence.ABSENT
+    assert read_nvidia(1.0).presence is Presence.ABSENT
 
 
 @pytest.mark.parametrize(
@@ -141,23 +141,23 @@ def test_where_there_is_no_gpu_no_child_is_started(monkeypatch: pytest.MonkeyPat
     ],
 )
 def test_no_answer_or_nonsense_is_unreadable(monkeypatch: pytest.MonkeyPatch, result: BoundedResult) -> None:
-    monkeypatch.setattr(gpus, "no_gpu_present", lambda: False)
+    monkeypatch.setattr(gpus, "no_nvidia_driver", lambda: False)
     monkeypatch.setattr(gpus, "run_probe", lambda *_args, **_more: result)
-    assert read_gpus(1.0).presence is Presence.UNREADABLE
+    assert read_nvidia(1.0).presence is Presence.UNREADABLE
 
 
 def test_a_fresh_context_without_libcuda_is_a_failure_that_was_answered() -> None:
     if Path("/dev/nvidiactl").exists():
-        assert read_fresh_context("GPU-does-not-exist", 60.0).ok is False
+        assert read_cuda_context("GPU-does-not-exist", 60.0).ok is False
         return
-    reading = read_fresh_context("GPU-abc", 60.0)
+    reading = read_cuda_context("GPU-abc", 60.0)
     assert not reading.ok and reading.answered and "libcuda" in reading.note
 
 
 @pytest.fixture
 def reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[GpuReader]:
     """A reader on a box that seems to have a GPU, whose NVML is the made-up one (MODE is set by the test)."""
-    monkeypatch.setattr(gpu_reader, "no_gpu_present", lambda: False)
+    monkeypatch.setattr(gpu_reader, "no_nvidia_driver", lambda: False)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     one = GpuReader()
     yield one

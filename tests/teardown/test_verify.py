@@ -114,6 +114,13 @@ def test_what_could_hold_memory_that_nobody_is_listed_for_is_excluded_or_not() -
     assert "possible: not root" in explain_unlisted(steady, Surroundings(None, False, (), False))
 
 
+def test_on_amd_a_context_without_a_process_is_suspected_and_mps_is_not() -> None:
+    """ROCm/aiter #2061: a zombie's or a killed rank's KFD context keeps its memory."""
+    amd = [replace(one, vendor="amd", memory_call="amdsmi") for one in samples(900.0, 900.0)]
+    said = explain_unlisted(amd, Surroundings(True, True, (41,), True))
+    assert "context without a process: possible" in said and "MPS" not in said and "NUMA" not in said
+
+
 def test_readings_by_different_calls_are_not_compared() -> None:
     old = [replace(GPU, memory_call="v1", used_mib=615.0)]
     said = judge_gpu(old, BEFORE, {}, frozenset(), 9, BUDGETS, {}, None, patience_spent=False, expired=False)

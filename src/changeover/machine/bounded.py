@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -70,10 +70,14 @@ def run_bounded(
 
 
 def run_probe(
-    module: str, *args: str, timeout_s: float, env: Mapping[str, str] | None = None
+    module: str,
+    *args: str,
+    timeout_s: float,
+    env: Mapping[str, str] | None = None,
+    without: Collection[str] = (),
 ) -> BoundedResult:
-    """Run one of our own modules as the child (``python -m module``)."""
-    environment = probe_environment(env)
+    """Run one of our own modules as the child (``python -m module``), with ``env`` added and ``without`` left out."""
+    environment = {name: value for name, value in probe_environment(env).items() if name not in without}
     return run_bounded([sys.executable, "-m", module, *args], timeout_s=timeout_s, env=environment)
 
 

@@ -15,7 +15,7 @@ import sys
 import time
 
 from changeover.machine.bounded import probe_environment
-from changeover.machine.gpus import GpuReading, Presence, no_gpu_present, parse_reading
+from changeover.machine.gpus import GpuReading, Presence, no_nvidia_driver, parse_reading
 
 _END_WAIT_S = 1.0
 
@@ -27,7 +27,7 @@ class GpuReader:
         self._child: subprocess.Popen[bytes] | None = None
 
     def read(self, timeout_s: float) -> GpuReading:
-        if no_gpu_present():
+        if no_nvidia_driver():
             return GpuReading(Presence.ABSENT, note="no GPU present")
         child = self._running()
         line = _ask(child, timeout_s)
@@ -46,7 +46,7 @@ class GpuReader:
 
     def begin(self) -> None:
         """Let the child enter NVML now, while others do other things; nothing is waited for."""
-        if not no_gpu_present():
+        if not no_nvidia_driver():
             self._running()
 
     def close(self) -> None:

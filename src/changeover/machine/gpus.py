@@ -1,4 +1,4 @@
-"""GPUs as NVML tells them, by UUID.
+"""GPUs by UUID, and as NVML tells them (AMD's: ``amd_gpus``).
 
 Memory in use is ``total - free - reserved`` of the v2 call: v1 counts the driver's own reserve (615 MiB on
 an idle H200) and drivers differ on whether v2's ``used`` does. All three process lists are read (compute,
@@ -14,7 +14,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from changeover.machine.bounded import Answer, run_probe
+from changeover.machine.bounded import Answer, BoundedResult, run_probe
 
 CONTROL_DEVICE = Path("/dev/nvidiactl")
 
@@ -43,6 +43,7 @@ class GpuFacts:
     """One GPU at one moment. ``health`` holds what makes it unusable, in words; empty when nothing does.
 
     An Xid error of the past is not in it: NVML reports them only to whoever listens while they happen.
+    ``memory_call`` says whose figure ``used_mib`` is: only those of one call can be compared.
     """
 
     uuid: str
@@ -51,11 +52,12 @@ class GpuFacts:
     total_mib: float
     used_mib: float
     reserved_mib: float
-    memory_call: str  # "v2", or "v1" on drivers without it: then used_mib includes the reserve
+    memory_call: str  # "v2", "amdsmi", or "v1" on drivers without v2: then used_mib includes the reserve
     persistence: bool | None
     processes: tuple[GpuProcess, ...]
     health: tuple[str, ...] = ()
     mig: bool | None = None
+    vendor: str = "nvidia"  # or "amd"
 
 
 @dataclass(frozen=True)
@@ -81,7 +83,20 @@ class ContextReading:
     note: str
 
 
-def no_gpu_present(control_device: Path = CONTROL_DEVICE) -> bool:
+def joined(nvidia: GpuReading, amd: GpuReading) -> GpuReading:
+    """One reading of a machine: what one driver does not say must not be hidden by what the other says."""
+    both = (nvidia, amd)
+    if amd.presence is Presence.ABSENT and nvidia.presence is not Presence.ABSENT:
+        return nvidia
+    if nvidia.presence is Presence.ABSENT and amd.presence is not Presence.ABSENT:
+        return amd
+    gpus = tuple(gpu for one in both for gpu in one.gpus)
+    note = "; ".join(dict.fromkeys(one.note for one in both if one.note))
+    worst = Presence.UNREADABLE if any(one.presence is Presence.UNREADABLE for one in both) else None
+    return GpuReading(worst or nvidia.presence, gpus, note)
+
+
+def no_nvidia_driver(control_device: Path = CONTROL_DEVICE) -> bool:
     """Neither the driver's control device nor NVML's library: decided without starting anything.
 
     One of them alone is not absence: WSL has the library and no device, a broken container the device alone.
@@ -95,9 +110,9 @@ def no_gpu_present(control_device: Path = CONTROL_DEVICE) -> bool:
     return False
 
 
-def read_gpus(timeout_s: float) -> GpuReading:
-    """All GPUs, read in a child with a deadline."""
-    if no_gpu_present():
+def read_nvidia(timeout_s: float) -> GpuReading:
+    """All NVIDIA GPUs, read in a child with a deadline."""
+    if no_nvidia_driver():
         return GpuReading(Presence.ABSENT, note="no GPU present")
     result = run_probe("changeover.machine.gpu_probe", timeout_s=timeout_s)
     if result.answer is not Answer.GIVEN:
@@ -123,17 +138,21 @@ def parse_reading(value: dict[str, Any]) -> GpuReading:
     return GpuReading(Presence(value["presence"]), gpus, value["note"])
 
 
-def read_fresh_context(uuid: str, timeout_s: float) -> ContextReading:
+def read_cuda_context(uuid: str, timeout_s: float) -> ContextReading:
     """Make a context on the GPU with this UUID in a child that ends: in-process, the verifier would be the
     holder.
     """
     result = run_probe(
         "changeover.machine.context_probe", timeout_s=timeout_s, env={"CUDA_VISIBLE_DEVICES": uuid}
     )
+    return context_reading(uuid, result, timeout_s)
+
+
+def context_reading(uuid: str, result: BoundedResult, timeout_s: float) -> ContextReading:
+    """What the child's end says: no answer is another thing than a refusal."""
     if result.answer is Answer.TIMEOUT:
         return ContextReading(uuid, ok=False, answered=False, seconds=timeout_s, note=result.note)
     if result.answer is Answer.FAILED:
         return ContextReading(uuid, ok=False, answered=True, seconds=0.0, note=result.note)
-    return ContextReading(
-        uuid, ok=True, answered=True, seconds=float(json.loads(result.output)["seconds"]), note=""
-    )
+    seconds = float(json.loads(result.output)["seconds"])
+    return ContextReading(uuid, ok=True, answered=True, seconds=seconds, note="")

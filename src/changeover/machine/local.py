@@ -15,9 +15,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from changeover.machine import cgroups, mps, subreaper
+from changeover.machine.amd_gpus import UUID_PREFIX, read_amd, read_hip_context
 from changeover.machine.clock import Clock, SystemClock
 from changeover.machine.gpu_reader import GpuReader
-from changeover.machine.gpus import ContextReading, GpuReading, read_fresh_context, read_gpus
+from changeover.machine.gpus import ContextReading, GpuReading, joined, read_cuda_context, read_nvidia
 from changeover.machine.ports import Listener, PortReading, count_connections, read_listeners, read_port
 from changeover.machine.processes import (
     PROC,
@@ -226,7 +227,9 @@ class LocalMachine:
         os.close(handle.fd)
 
     def gpus(self, timeout_s: float) -> GpuReading:
-        return read_gpus(timeout_s) if self._gpu_reader is None else self._gpu_reader.read(timeout_s)
+        reader = self._gpu_reader
+        nvidia = read_nvidia(timeout_s) if reader is None else reader.read(timeout_s)
+        return joined(nvidia, read_amd(timeout_s))
 
     def surroundings(self) -> Surroundings:
         return read_surroundings()
@@ -253,7 +256,7 @@ class LocalMachine:
         from concurrent.futures import ThreadPoolExecutor  # 10 ms that a machine without a GPU need not pay
 
         with ThreadPoolExecutor(len(uuids)) as pool:
-            return tuple(pool.map(lambda uuid: read_fresh_context(uuid, timeout_s), uuids))
+            return tuple(pool.map(lambda uuid: _read_fresh_context(uuid, timeout_s), uuids))
 
     def port(self, port: int) -> PortReading:
         return read_port(port)
@@ -313,3 +316,8 @@ class LocalMachine:
                 signal.signal(number, handler if handler is not None else signal.SIG_DFL)
             for held_back in dict.fromkeys(waiting):
                 signal.raise_signal(held_back)
+
+
+def _read_fresh_context(uuid: str, timeout_s: float) -> ContextReading:
+    read = read_hip_context if uuid.startswith(UUID_PREFIX) else read_cuda_context
+    return read(uuid, timeout_s)

@@ -330,11 +330,12 @@ class SimulatedMachine:
             name="Simulated GPU",
             total_mib=gpu.total_mib,
             used_mib=gpu.idle_mib + sum(held.values()) + gpu.foreign_mib(now_s),
-            reserved_mib=615.0,
-            memory_call="v2",
-            persistence=True,
+            reserved_mib=615.0 if gpu.vendor == "nvidia" else 0.0,
+            memory_call="v2" if gpu.vendor == "nvidia" else "amdsmi",
+            persistence=True if gpu.vendor == "nvidia" else None,
             processes=(*listed, *gpu.listed),
             health=gpu.health,
+            vendor=gpu.vendor,
         )
 
     def _at(self, pid: int) -> SimulatedProcess | None:

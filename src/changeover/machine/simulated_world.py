@@ -129,3 +129,4 @@ class SimulatedGpu:
     health: tuple[str, ...] = ()
     context_error: str = ""
     context_hangs: bool = False
+    vendor: str = "nvidia"

@@ -94,6 +94,7 @@ class _Changeover:
         self._lost_requests: int | None = None
         self._device_holders: tuple[Holder, ...] = ()
         self._mps_clients: frozenset[int] = frozenset()
+        self._amd = False
         self._gpus_answer = True
         self._gpus_present = True
         self._asked = 0
@@ -185,9 +186,13 @@ class _Changeover:
         return look(self._machine, self._targets, self._inventory)
 
     def _may_be_fast(self, one: Found) -> bool:
-        """Its profile says so, MPS would not suffer, and it has nothing open to write where the phase writes."""
+        """Its profile says so, MPS would not suffer, and it has nothing open to write where the phase writes.
+
+        Never on AMD: a process that is killed in the middle of HIP may leave a context that nothing but a reboot gives
+        back (ROCm/aiter #2061, ROCm/mori #473).
+        """
         target = next(target for target in self._targets if target.name == one.target)
-        if target.stop is not StopPolicy.FAST or one.process.pid in self._mps_clients:
+        if target.stop is not StopPolicy.FAST or self._amd or one.process.pid in self._mps_clients:
             return False
         if not target.files:
             return True
@@ -329,6 +334,7 @@ class _Changeover:
         self._first_gpus = self._first_gpus or reading
         listed = (one for gpu in reading.gpus for one in gpu.processes if one.kind == "mps")
         self._mps_clients = frozenset(one.pid for one in listed)
+        self._amd = any(gpu.vendor == "amd" for gpu in reading.gpus)
         return reading
 
     def _sample(self, reading: GpuReading | None) -> None:

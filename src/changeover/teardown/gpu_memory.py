@@ -116,6 +116,7 @@ def explain_unlisted(samples: Sequence[GpuFacts], around: Surroundings) -> str:
     stay in the page cache (NVML's note on GH200).
     """
     last = samples[-1]
+    amd = last.vendor == "amd"
     steady = sum(abs(one.used_mib - last.used_mib) < _STILL_FALLING_MIB for one in samples)
     could = {
         "another PID namespace": {
@@ -126,15 +127,26 @@ def explain_unlisted(samples: Sequence[GpuFacts], around: Surroundings) -> str:
         "deferred close": f"unlikely (the same in the last {steady} of {len(samples)} samples)"
         if steady > 1
         else "possible: it is still changing; look again",
-        "MPS server": f"possible: pids {list(around.mps_pids)}"
-        if around.mps_pids
-        else "excluded (none runs here)",
         "lack of permission": ("possible: MIG hides other instances" if last.mig else "excluded (root)")
         if around.root
         else "possible: not root",
-        "NUMA page cache": "possible: a memory node without processors"
-        if around.memory_only_node
-        else "excluded (no such node)",
         "fault": f"possible: {'; '.join(last.health)}" if last.health else "none reported",
+        **(_ONLY_AMD if amd else _only_nvidia(around)),
     }
     return "no process listed; " + "; ".join(f"{what}: {why}" for what, why in could.items())
+
+
+# A rank that was killed in the middle of HIP, or a zombie, keeps its context and memory (ROCm/aiter #2061, mori #473).
+_ONLY_AMD = {
+    "context without a process": "possible: a zombie's ends with its parent, another only with a reboot"
+}
+
+
+def _only_nvidia(around: Surroundings) -> dict[str, str]:
+    mps, node = around.mps_pids, around.memory_only_node
+    return {
+        "MPS server": f"possible: pids {list(mps)}" if mps else "excluded (none runs here)",
+        "NUMA page cache": "possible: a memory node without processors"
+        if node
+        else "excluded (no such node)",
+    }

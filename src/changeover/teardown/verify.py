@@ -66,13 +66,19 @@ def judge_presence(baseline: Baseline, reading: GpuReading) -> Evidence | None:
     if missing:
         return Evidence("gpus", Verdict.UNVERIFIED, "the GPUs of the baseline", seen)
     if reading.presence is Presence.ABSENT:
-        return Evidence("gpus", Verdict.CLEAN, "no GPU, as before the phase", "no GPU present")
+        return judge_absence(reading, "no GPU, as before the phase")
     return None
+
+
+def judge_absence(reading: GpuReading, expected: str) -> Evidence:
+    """No GPU is nothing to verify; one that was left out is named."""
+    seen = "no GPU present"
+    return Evidence("gpus", Verdict.CLEAN, expected, seen, reading.note if reading.note != seen else "")
 
 
 def judge_health(gpu: GpuFacts) -> Evidence:
     """A GPU that asks for a reset is no place for the next phase, whatever its memory says."""
-    expected = "no pending remap, no recovery action"
+    expected = "no pending remap, no recovery action" if gpu.vendor == "nvidia" else "no pending bad page"
     if gpu.health:
         return Evidence(f"health:{gpu.uuid}", Verdict.UNVERIFIED, expected, "; ".join(gpu.health))
     return Evidence(f"health:{gpu.uuid}", Verdict.CLEAN, expected, "healthy")
