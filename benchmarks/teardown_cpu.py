@@ -2,7 +2,7 @@
 
 A tree of a leader and eight workers that end on SIGTERM after 0.3 s of their own clean-up is ended twice in each
 round: once by SIGTERM alone (its own time), once by ``changeover clear --pid LEADER --yes`` from the start of the
-command to its end. The same is done with 1,000 processes of strangers on the machine.
+command to its end. In the same round the same is done with 1,000 processes of strangers on the machine.
 
     python benchmarks/teardown_cpu.py [--rounds 7] > teardown_cpu.json
 """
@@ -22,6 +22,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -115,45 +116,60 @@ def spread(values: list[float]) -> dict[str, float]:
     return {"median": statistics.median(values), "min": min(values), "max": max(values)}
 
 
-def measured(folder: Path, rounds: int) -> dict[str, Any]:
-    own, command, clearing = [], [], []
-    for number in range(rounds):
-        own.append(own_time_s(folder, 2 * number))
-        seconds, said = command_time_s(folder, 2 * number + 1)
-        command.append(seconds)
-        clearing.append(said["seconds"])
-    beyond = [with_us - alone for with_us, alone in zip(command, own, strict=True)]
-    return {
-        "rounds": rounds,
-        "own_s": spread(own),
-        "command_s": spread(command),
-        "beyond_own_s": spread(beyond),
-        "of_which_clearing_s": spread(clearing),
-    }
+@dataclass
+class Measured:
+    """Seconds of one round each: the tree's own, the whole command's, and what the command says of itself."""
+
+    own: list[float] = field(default_factory=list)
+    command: list[float] = field(default_factory=list)
+    clearing: list[float] = field(default_factory=list)
+
+    def round(self, folder: Path) -> None:
+        number = 2 * len(self.own)
+        self.own.append(own_time_s(folder, number))
+        seconds, said = command_time_s(folder, number + 1)
+        self.command.append(seconds)
+        self.clearing.append(said["seconds"])
+
+    def beyond(self) -> list[float]:
+        return [with_us - alone for with_us, alone in zip(self.command, self.own, strict=True)]
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "rounds": len(self.own),
+            "own_s": spread(self.own),
+            "command_s": spread(self.command),
+            "beyond_own_s": spread(self.beyond()),
+            "of_which_clearing_s": spread(self.clearing),
+        }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=7)
     rounds = parser.parse_args().rounds
+    alone, crowded = Measured(), Measured()
+    processes_before = sum(entry.name.isdigit() for entry in Path("/proc").iterdir())
     with tempfile.TemporaryDirectory() as name:
-        warm, alone, crowded = (Path(name) / part for part in ("warm", "alone", "crowded"))
-        for folder in (warm, alone, crowded):
+        folders = [Path(name) / part for part in ("warm", "alone", "crowded")]
+        for folder in folders:
             folder.mkdir()
-        measured(warm, 1)  # compiled files and caches
-        result = {
-            "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
-            "cpus": os.cpu_count(),
-            "kernel": os.uname().release,
-            "processes_before": sum(entry.name.isdigit() for entry in Path("/proc").iterdir()),
-            "method": __doc__,
-            "alone": measured(alone, rounds),
-        }
-        with strangers(1000):
-            result["with_1000_strangers"] = measured(crowded, rounds)
-    result["added_by_1000_strangers_s"] = (
-        result["with_1000_strangers"]["beyond_own_s"]["median"] - result["alone"]["beyond_own_s"]["median"]
-    )
+        Measured().round(folders[0])  # compiled files and caches
+        for _ in range(rounds):
+            alone.round(folders[1])
+            with strangers(1000):
+                crowded.round(folders[2])
+    added = [late - early for early, late in zip(alone.beyond(), crowded.beyond(), strict=True)]
+    result = {
+        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+        "cpus": os.cpu_count(),
+        "kernel": os.uname().release,
+        "processes_before": processes_before,
+        "method": __doc__,
+        "alone": alone.to_json(),
+        "with_1000_strangers": crowded.to_json(),
+        "added_by_1000_strangers_s": spread(added),
+    }
     print(json.dumps(result, indent=1))
 
 

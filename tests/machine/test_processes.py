@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from changeover.machine import processes
 from changeover.machine.processes import (
     OpenPath,
+    ProcessTable,
     parse_stat,
     read_boot_id,
     read_command,
@@ -149,3 +150,39 @@ def test_a_process_with_many_threads_is_one_process() -> None:
 )
 def test_secrets_in_a_command_line_are_masked(argv: tuple[str, ...], shown: str) -> None:
     assert redacted(argv) == shown
+
+
+def _put(proc: Path, pid: int, **facts: str | int) -> None:
+    folder = proc / str(pid) / "task" / str(pid)
+    folder.mkdir(parents=True, exist_ok=True)
+    text = STAT.format(**{"pid": pid, "comm": "x", "state": "S", "flags": 0, "start": 1, **facts})
+    for path in (proc / str(pid) / "stat", folder / "stat"):
+        path.write_text(text)
+
+
+def test_a_table_takes_apart_only_what_has_changed_and_forgets_nobodys_change(tmp_path: Path) -> None:
+    for pid in (10, 11, 12):
+        _put(tmp_path, pid)
+    table = ProcessTable("boot", tmp_path)
+    first = table.read()
+    _put(tmp_path, 11, start=2)  # another process under the same pid
+    (tmp_path / "12" / "stat").unlink()
+    _put(tmp_path, 13)
+    second = table.read()
+    assert second[10] is first[10] and set(second) == {10, 11, 13}
+    assert (first[11].identity.start_ticks, second[11].identity.start_ticks) == (1, 2)
+    assert second == read_processes("boot", tmp_path)
+
+
+def test_a_tables_process_whose_main_thread_is_dead_is_asked_for_its_threads_each_time(
+    tmp_path: Path,
+) -> None:
+    """Its own line stays the same while another thread lives, and when that one dies too."""
+    _put(tmp_path, 10, state="Z")
+    thread = tmp_path / "10" / "task" / "15"
+    thread.mkdir()
+    (thread / "stat").write_text(STAT.format(pid=15, comm="x", state="S", flags=0, start=1))
+    table = ProcessTable("boot", tmp_path)
+    assert table.read()[10].alive
+    (thread / "stat").write_text(STAT.format(pid=15, comm="x", state="Z", flags=0, start=1))
+    assert not table.read()[10].alive

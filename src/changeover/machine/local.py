@@ -25,6 +25,7 @@ from changeover.machine.processes import (
     OpenPath,
     ProcessFacts,
     ProcessIdentity,
+    ProcessTable,
     read_boot_id,
     read_command,
     read_cookie,
@@ -32,7 +33,6 @@ from changeover.machine.processes import (
     read_open_paths,
     read_pids,
     read_process,
-    read_processes,
 )
 from changeover.machine.protocol import Delivery, Handle, Holder
 from changeover.machine.shm import SHM_ROOT, Segment, SegmentFacts, read_segments, unlink_segment
@@ -53,6 +53,7 @@ class LocalMachine:
     ) -> None:
         self._clock = clock or SystemClock()
         self._boot_id = read_boot_id()
+        self._table = ProcessTable(self._boot_id)
         self._shm_root = shm_root
         self._children: dict[ProcessIdentity, subprocess.Popen[bytes]] = {}
         self._exit_codes: dict[ProcessIdentity, int] = {}
@@ -82,7 +83,7 @@ class LocalMachine:
         return self._clock.wall() - float((PROC / "uptime").read_text().split()[0])
 
     def processes(self) -> Mapping[int, ProcessFacts]:
-        return read_processes(self._boot_id)
+        return self._table.read()
 
     def pids(self) -> Sequence[int]:
         return read_pids()

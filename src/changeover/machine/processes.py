@@ -114,28 +114,60 @@ def parse_stat(text: str, *, uid: int, boot_id: str, living_tasks: int) -> Proce
 
 def read_process(pid: int, boot_id: str, proc: Path = PROC) -> ProcessFacts | None:
     """The process that has this pid now, or None where nobody has it."""
+    line = _stat_line(pid, proc)
+    return None if line is None else _parsed(line, pid, boot_id, proc)
+
+
+class ProcessTable:
+    """Looks at everybody again and again: a line that is what it was last time is not taken apart again.
+
+    That is half of what a look costs, and on a box most processes sleep.
+    """
+
+    def __init__(self, boot_id: str, proc: Path = PROC) -> None:
+        self._boot_id = boot_id
+        self._proc = proc
+        self._last: dict[int, tuple[_StatLine, ProcessFacts]] = {}
+
+    def read(self) -> dict[int, ProcessFacts]:
+        """Everybody this PID namespace shows, by pid. Not one moment: processes come and go while it is read."""
+        seen: dict[int, tuple[_StatLine, ProcessFacts]] = {}
+        for pid in read_pids(self._proc):
+            line = _stat_line(pid, self._proc)
+            if line is None:
+                continue
+            last = self._last.get(pid)
+            if last is None or last[0] != line or last[1].state in "ZX":  # there the threads say who lives
+                last = (line, _parsed(line, pid, self._boot_id, self._proc))
+            seen[pid] = last
+        self._last = seen
+        return {pid: facts for pid, (_, facts) in seen.items()}
+
+
+def read_processes(boot_id: str, proc: Path = PROC) -> dict[int, ProcessFacts]:
+    """Everybody, once."""
+    return ProcessTable(boot_id, proc).read()
+
+
+_StatLine = tuple[bytes, int]  # and the user's number, which is the owner of the file
+
+
+def _stat_line(pid: int, proc: Path) -> _StatLine | None:
     try:  # text instead of Paths, and one read: done a thousand times, it is what a look at a box costs
         descriptor = os.open(f"{proc}/{pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
         try:
-            uid = os.fstat(descriptor).st_uid
-            text = os.read(descriptor, _STAT_BYTES).decode(errors="replace")
+            return os.read(descriptor, _STAT_BYTES), os.fstat(descriptor).st_uid
         finally:
             os.close(descriptor)
     except _VANISHED:
         return None
+
+
+def _parsed(line: _StatLine, pid: int, boot_id: str, proc: Path) -> ProcessFacts:
+    text = line[0].decode(errors="replace")
     state = text[text.rindex(")") + 2]
     living = _living_tasks(proc / str(pid)) if state in "ZX" else 1
-    return parse_stat(text, uid=uid, boot_id=boot_id, living_tasks=living)
-
-
-def read_processes(boot_id: str, proc: Path = PROC) -> dict[int, ProcessFacts]:
-    """Everybody this PID namespace shows, by pid. Not one moment: processes come and go while it is read."""
-    found = {}
-    for pid in read_pids(proc):
-        process = read_process(pid, boot_id, proc)
-        if process is not None:
-            found[pid] = process
-    return found
+    return parse_stat(text, uid=line[1], boot_id=boot_id, living_tasks=living)
 
 
 def read_pids(proc: Path = PROC) -> list[int]:
