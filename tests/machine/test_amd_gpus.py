@@ -1,4 +1,4 @@
-"""AMD GPUs without one: the probes on the real ``amdsmi`` with a made-up C library below it (``fake_rocm``)."""
+"""AMD GPUs without one: the probes on the real ``amdsmi`` with a made-up C library below it (``fake_drivers``)."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from changeover.machine.bounded import Answer, BoundedResult
 from changeover.machine.gpus import GpuFacts, GpuProcess, GpuReading, Presence, joined
 from changeover.machine.local import LocalMachine
 
-ROCM = Path(__file__).parent / "fake_rocm"
+DRIVERS = Path(__file__).parent / "fake_drivers"
 
 
 @pytest.fixture
 def rocm(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     """A machine with the compute driver, two MI300X, the second in use by pid 4242."""
-    monkeypatch.setenv("PYTHONPATH", str(ROCM))
+    monkeypatch.setenv("PYTHONPATH", str(DRIVERS))
     monkeypatch.setattr(amd_gpus, "no_amd_driver", lambda: False)
     return monkeypatch
 
@@ -39,32 +39,32 @@ def test_memory_and_processes_of_each_card_without_the_reader_itself(rocm: pytes
 
 
 def test_a_card_that_does_not_tell_its_name_is_read_all_the_same(rocm: pytest.MonkeyPatch) -> None:
-    rocm.setenv("FAKE_ROCM", "nameless")
+    rocm.setenv("FAKE_DRIVER", "nameless")
     assert [gpu.name for gpu in read_amd(60.0).gpus] == ["AMD GPU", "AMD GPU"]
 
 
 def test_bad_pages_are_said(rocm: pytest.MonkeyPatch) -> None:
-    rocm.setenv("FAKE_ROCM", "sick")
+    rocm.setenv("FAKE_DRIVER", "sick")
     pending, lost = read_amd(60.0).gpus[0].health
     assert "1 bad pages wait" in pending and "2 bad pages cannot" in lost
 
 
 @pytest.mark.parametrize("mode", ["no driver", "no permission"])
 def test_a_library_that_does_not_answer_is_no_absence(rocm: pytest.MonkeyPatch, mode: str) -> None:
-    rocm.setenv("FAKE_ROCM", mode)
+    rocm.setenv("FAKE_DRIVER", mode)
     reading = read_amd(60.0)
     assert reading.presence is Presence.UNREADABLE and "AMDSMI_STATUS" in reading.note
     assert "\n" not in reading.note
 
 
 def test_no_card_at_all(rocm: pytest.MonkeyPatch) -> None:
-    rocm.setenv("FAKE_ROCM", "no card")
+    rocm.setenv("FAKE_DRIVER", "no card")
     assert read_amd(60.0).presence is Presence.ABSENT
 
 
 def test_the_real_bindings_without_their_library_say_what_to_install(rocm: pytest.MonkeyPatch) -> None:
     """They print to stdout before they fail; what is said then depends on the card (below)."""
-    rocm.setenv("FAKE_ROCM", "no library")
+    rocm.setenv("FAKE_DRIVER", "no library")
     reading = read_amd(60.0)
     assert reading.presence is Presence.ABSENT and "amdsmi cannot be loaded" in reading.note
 
@@ -104,7 +104,7 @@ def test_a_context_is_made_at_the_cards_own_address(rocm: pytest.MonkeyPatch) ->
 
 
 def test_a_card_that_gives_no_memory_is_a_failure(rocm: pytest.MonkeyPatch) -> None:
-    rocm.setenv("FAKE_ROCM", "full")
+    rocm.setenv("FAKE_DRIVER", "full")
     reading = read_hip_context("AMD-0000:05:00.0", 60.0)
     assert reading.answered and not reading.ok and "hipMalloc: out of memory (2)" in reading.note
 
@@ -154,4 +154,4 @@ def test_one_maker_never_hides_the_other() -> None:
 def test_the_probe_is_one_line_of_json(rocm: pytest.MonkeyPatch) -> None:
     result = amd_gpus.run_probe("changeover.machine.amd_probe", timeout_s=60.0)
     (line,) = result.output.splitlines()
-    assert json.loads(line)["presence"] == "read" and os.environ["PYTHONPATH"] == str(ROCM)
+    assert json.loads(line)["presence"] == "read" and os.environ["PYTHONPATH"] == str(DRIVERS)

@@ -495,6 +495,15 @@ def test_a_fresh_context_that_fails_is_dirty_and_one_that_hangs_is_unverified() 
     assert hanging.clear().exit_code == 6
 
 
+def test_the_children_for_fresh_contexts_are_started_with_the_first_signal_and_not_during_a_drain() -> None:
+    server = start_server(SimulatedMachine(gpus=[SimulatedGpu(GPU)]), term_s=None)
+    server.target = replace(server.target, drain=Gauge(lambda asked: max(0, 5 - asked)))
+    started_s = server.machine.clock.now_s
+    clearance = server.clear()
+    drained_s = next(one.seconds for one in clearance.stages if one.stage == "drain")
+    assert server.machine.prepared_contexts == [(pytest.approx(started_s + drained_s, abs=0.1), (GPU,))]
+
+
 def test_a_gpu_that_asks_for_a_reset_is_no_place_for_the_next_phase() -> None:
     sick = SimulatedGpu(GPU, health=("the driver asks for: GPU reset",))
     assert start_server(SimulatedMachine(gpus=[sick])).clear().exit_code == 6

@@ -38,35 +38,60 @@ class BoundedResult:
     stuck_pid: int | None = None
 
 
+class BoundedChild:
+    """A program of our own that has been started, to be asked later; never raises for what the program does.
+
+    It gets no cookie (it is no part of a run's servers), and its stdin is the only thing that it has to read: it must
+    end by itself when that ends unanswered.
+    """
+
+    def __init__(self, argv: Sequence[str], env: Mapping[str, str]) -> None:
+        environment = {name: value for name, value in env.items() if name != COOKIE_VARIABLE}
+        self._argv = list(argv)
+        self._error = ""
+        self._child: subprocess.Popen[str] | None = None
+        try:
+            self._child = subprocess.Popen(
+                self._argv,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                env=environment,
+                text=True,
+                errors="replace",
+            )
+        except OSError as error:
+            self._error = f"could not start {self._argv[0]}: {error}"
+
+    def finish(self, stdin: str, timeout_s: float) -> BoundedResult:
+        """Give it what it waits for, and wait for its end or for the deadline; once."""
+        if self._child is None:
+            return BoundedResult(Answer.FAILED, "", self._error)
+        try:
+            output, errors = self._child.communicate(stdin, timeout=max(timeout_s, 0.01))
+        except subprocess.TimeoutExpired:
+            return _end(self._child, timeout_s)
+        if self._child.returncode != 0:
+            note = f"exit {self._child.returncode}: {errors.strip()[-_NOTE_CHARS:]}"
+            return BoundedResult(Answer.FAILED, output, note)
+        return BoundedResult(Answer.GIVEN, output, "")
+
+    def end(self) -> None:
+        """It is not needed any more."""
+        if self._child is not None:
+            _end(self._child, 0.0)
+
+
 def run_bounded(
     argv: Sequence[str], *, timeout_s: float, env: Mapping[str, str], stdin: str = ""
 ) -> BoundedResult:
-    """Run a program of our own to its end or to the deadline; never raises for what the program does.
+    """Run a program of our own to its end or to the deadline; never raises for what the program does."""
+    return BoundedChild(argv, env).finish(stdin, timeout_s)
 
-    The child gets no cookie (it is no part of a run's servers) and nothing but ``stdin`` to read.
-    """
-    environment = {name: value for name, value in env.items() if name != COOKIE_VARIABLE}
-    try:
-        child = subprocess.Popen(
-            list(argv),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            env=environment,
-            text=True,
-            errors="replace",
-        )
-    except OSError as error:
-        return BoundedResult(Answer.FAILED, "", f"could not start {argv[0]}: {error}")
-    try:
-        output, errors = child.communicate(stdin, timeout=max(timeout_s, 0.01))
-    except subprocess.TimeoutExpired:
-        return _end(child, timeout_s)
-    if child.returncode != 0:
-        return BoundedResult(
-            Answer.FAILED, output, f"exit {child.returncode}: {errors.strip()[-_NOTE_CHARS:]}"
-        )
-    return BoundedResult(Answer.GIVEN, output, "")
+
+def begin_probe(module: str, *args: str, env: Mapping[str, str] | None = None) -> BoundedChild:
+    """Start one of our own modules (``python -m module``), to be asked later."""
+    return BoundedChild([sys.executable, "-m", module, *args], probe_environment(env))
 
 
 def run_probe(

@@ -1,5 +1,8 @@
 """The child that enters CUDA: makes a context on the one visible GPU, takes memory, gives it back, ends.
 
+It loads the library and then waits for a line on its stdin, so that it can be started before it is needed; until then
+it has no GPU's device open. Without that line it ends.
+
 Calls the driver library itself (ctypes on libcuda), so that it needs neither torch nor a CUDA toolkit. What
 the process list cannot show, this does: a GPU that reads "0 MiB" and still refuses work (fabric manager
 down, reset required, exclusive mode held by somebody).
@@ -28,9 +31,11 @@ def _check(library: ctypes.CDLL, code: int, call: str) -> None:
 
 
 def main() -> int:
-    started = time.monotonic()
     try:
         cuda = ctypes.CDLL("libcuda.so.1")
+        if not sys.stdin.readline():
+            return 1
+        started = time.monotonic()
         device, context, memory = ctypes.c_int(), ctypes.c_void_p(), ctypes.c_uint64()
         _check(cuda, cuda.cuInit(0), "cuInit")
         _check(cuda, cuda.cuDeviceGet(ctypes.byref(device), 0), "cuDeviceGet")

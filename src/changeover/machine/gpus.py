@@ -14,7 +14,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from changeover.machine.bounded import Answer, BoundedResult, run_probe
+from changeover.machine.bounded import Answer, BoundedChild, BoundedResult, begin_probe, run_probe
 
 CONTROL_DEVICE = Path("/dev/nvidiactl")
 
@@ -138,14 +138,9 @@ def parse_reading(value: dict[str, Any]) -> GpuReading:
     return GpuReading(Presence(value["presence"]), gpus, value["note"])
 
 
-def read_cuda_context(uuid: str, timeout_s: float) -> ContextReading:
-    """Make a context on the GPU with this UUID in a child that ends: in-process, the verifier would be the
-    holder.
-    """
-    result = run_probe(
-        "changeover.machine.context_probe", timeout_s=timeout_s, env={"CUDA_VISIBLE_DEVICES": uuid}
-    )
-    return context_reading(uuid, result, timeout_s)
+def begin_cuda_context(uuid: str) -> BoundedChild:
+    """A child that will make a context on the GPU with this UUID once it is told to (any line)."""
+    return begin_probe("changeover.machine.context_probe", env={"CUDA_VISIBLE_DEVICES": uuid})
 
 
 def context_reading(uuid: str, result: BoundedResult, timeout_s: float) -> ContextReading:

@@ -15,10 +15,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from changeover.machine import cgroups, mps, subreaper
-from changeover.machine.amd_gpus import UUID_PREFIX, read_amd, read_hip_context
+from changeover.machine.amd_gpus import read_amd
 from changeover.machine.clock import Clock, SystemClock
+from changeover.machine.contexts import FreshContexts
 from changeover.machine.gpu_reader import GpuReader
-from changeover.machine.gpus import ContextReading, GpuReading, joined, read_cuda_context, read_nvidia
+from changeover.machine.gpus import ContextReading, GpuReading, joined, read_nvidia
 from changeover.machine.ports import Listener, PortReading, count_connections, read_listeners, read_port
 from changeover.machine.processes import (
     PROC,
@@ -59,6 +60,7 @@ class LocalMachine:
         self._exit_codes: dict[ProcessIdentity, int] = {}
         self._subreaper = adopt_orphans
         self._gpu_reader: GpuReader | None = None
+        self._contexts = FreshContexts()
         if adopt_orphans:
             subreaper.become_subreaper()
 
@@ -250,14 +252,14 @@ class LocalMachine:
         finally:
             self._gpu_reader.close()
             self._gpu_reader = None
+            self._contexts.close()
+
+    def prepare_contexts(self, uuids: Sequence[str]) -> None:
+        if self._gpu_reader is not None:  # outside a block nobody would end them
+            self._contexts.prepare(uuids)
 
     def fresh_contexts(self, uuids: Sequence[str], timeout_s: float) -> tuple[ContextReading, ...]:
-        if not uuids:
-            return ()
-        from concurrent.futures import ThreadPoolExecutor  # 10 ms that a machine without a GPU need not pay
-
-        with ThreadPoolExecutor(len(uuids)) as pool:
-            return tuple(pool.map(lambda uuid: _read_fresh_context(uuid, timeout_s), uuids))
+        return self._contexts.make(uuids, timeout_s)
 
     def port(self, port: int) -> PortReading:
         return read_port(port)
@@ -317,8 +319,3 @@ class LocalMachine:
                 signal.signal(number, handler if handler is not None else signal.SIG_DFL)
             for held_back in dict.fromkeys(waiting):
                 signal.raise_signal(held_back)
-
-
-def _read_fresh_context(uuid: str, timeout_s: float) -> ContextReading:
-    read = read_hip_context if uuid.startswith(UUID_PREFIX) else read_cuda_context
-    return read(uuid, timeout_s)

@@ -169,6 +169,10 @@ class Machine(Protocol):
         """Inside the block readings are cheap enough to take several a second; blocks may be nested."""
         ...
 
+    def prepare_contexts(self, uuids: Sequence[str]) -> None:
+        """Fresh contexts on these GPUs will be asked for soon; inside ``watching_gpus`` only, else nothing."""
+        ...
+
     def fresh_contexts(self, uuids: Sequence[str], timeout_s: float) -> tuple[ContextReading, ...]:
         """One context on each GPU, all at once; in the order given."""
         ...

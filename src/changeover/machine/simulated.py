@@ -44,6 +44,7 @@ class SimulatedMachine:
         self.has_cgroups = False
         self.has_mps_control = False
         self.ended_mps_clients: list[int] = []
+        self.prepared_contexts: list[tuple[float, tuple[str, ...]]] = []
         self.simulated_surroundings = Surroundings(True, True, (), False)
         self.clients: dict[int, int] = {}  # established connections by local port
         self.bound_sockets: dict[SocketFile, int] = {}  # by the pid that has it bound
@@ -213,6 +214,9 @@ class SimulatedMachine:
         self._settle()
         facts = (self._gpu_facts(index, gpu) for index, gpu in enumerate(self.simulated_gpus.values()))
         return GpuReading(Presence.READ, tuple(facts))
+
+    def prepare_contexts(self, uuids: Sequence[str]) -> None:
+        self.prepared_contexts.append((self._clock.now_s, tuple(uuids)))
 
     def fresh_contexts(self, uuids: Sequence[str], timeout_s: float) -> tuple[ContextReading, ...]:
         gpus = [self.simulated_gpus[uuid] for uuid in uuids]

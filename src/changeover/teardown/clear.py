@@ -263,12 +263,18 @@ class _Changeover:
             proof=order.proof.value,
             target=found.target,
         )
+        self._prepare_contexts()
         self._observer.intent(record)
         self._signals.append(record)
         delivery = self._machine.signal(handle, order.number)
         self._observer.delivered(record, delivery)
         if delivery is Delivery.DENIED:
             self._leave_alone(found, f"the kernel denied {record.signal}: another user's process")
+
+    def _prepare_contexts(self) -> None:
+        """From the first signal on it is seconds until they are needed."""
+        if not self._signals and self._gpus_answer and self._first_gpus is not None:
+            self._machine.prepare_contexts([gpu.uuid for gpu in self._first_gpus.gpus])
 
     def _leave_alone(self, one: Found, reason: str) -> None:
         identity = one.process.identity
@@ -285,6 +291,7 @@ class _Changeover:
             records = [_killed_with_its_cgroup(one.process, target.name) for one in seen]
             name = target.cgroup.rsplit("/", 1)[-1]
             records.append(SignalRecord(0, 0, f"cgroup {name}", "SIGKILL", Proof.CGROUP.value, target.name))
+            self._prepare_contexts()
             for record in records:
                 self._observer.intent(record)
                 self._signals.append(record)

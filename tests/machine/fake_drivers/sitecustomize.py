@@ -1,13 +1,13 @@
-"""ROCm's two C libraries, in Python: a child with this folder on its path meets them instead of a driver.
+"""ROCm's two C libraries and CUDA's, in Python: a child with this folder on its path meets them instead of a driver.
 
-The real ``amdsmi`` runs on top, ctypes structures and all; so what is tested is what it asks and gives. FAKE_ROCM says
-how the machine is.
+The real ``amdsmi`` runs on top, ctypes structures and all; so what is tested is what it asks and gives. FAKE_DRIVER
+says how the machine is.
 """
 
 import ctypes
 import os
 
-MODE = os.environ.get("FAKE_ROCM", "")
+MODE = os.environ.get("FAKE_DRIVER", "")
 PENDING, UNRESERVABLE, NOT_SUPPORTED, DRIVER_NOT_LOADED, NO_PERMISSION = 1, 2, 2, 31, 10
 MIB = 2**20
 
@@ -125,12 +125,36 @@ HIP = Library(
     hipGetErrorString=lambda code: {2: b"out of memory", 101: b"invalid device ordinal"}[code],
 )
 
+
+def _entered(_flags):
+    with open(os.environ["FAKE_CUDA_ENTERED"], "a") as file:
+        file.write(os.environ["CUDA_VISIBLE_DEVICES"] + "\n")
+    return 0
+
+
+def _error_text(code, text):
+    text._obj.value = b"out of memory"
+    return 0
+
+
+CUDA = Library(
+    cuInit=_entered,
+    cuDeviceGet=lambda _device, _index: 0,
+    cuCtxCreate_v2=lambda _context, _flags, _device: 0,
+    cuMemAlloc_v2=lambda _memory, _size: 2 if MODE == "full" else 0,
+    cuMemsetD8_v2=lambda _memory, _value, _size: 0,
+    cuCtxSynchronize=lambda: 0,
+    cuMemFree_v2=lambda _memory: 0,
+    cuCtxDestroy_v2=lambda _context: 0,
+    cuGetErrorString=_error_text,
+)
+
 _real = ctypes.CDLL
 
 
 def _load(name, *more, **others):
     if name is not None and MODE != "no library":
-        for part, library in (("libamd_smi", SMI), ("libamdhip64", HIP)):
+        for part, library in (("libamd_smi", SMI), ("libamdhip64", HIP), ("libcuda.", CUDA)):
             if part in str(name):
                 return library
     return _real(name, *more, **others)
