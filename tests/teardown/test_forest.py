@@ -32,7 +32,7 @@ behaviour = st.fixed_dictionaries(
 )
 # how a worker of ours is still known as ours, or is not
 kinship = st.sampled_from(["session", "cookie", "child", "cgroup", "recorded"])
-estranged = st.sampled_from(["other cookie", "none", "older", "our shell"])
+estranged = st.sampled_from(["other cookie", "none", "older", "our shell", "ours in our own session"])
 
 
 def make(pid: int, script: dict, now_s: float, **more: object) -> SimulatedProcess:
@@ -43,7 +43,7 @@ def make(pid: int, script: dict, now_s: float, **more: object) -> SimulatedProce
     return SimulatedProcess(pid, gpu_mib=gpu, dies_at_s=dies_at_s, **{**script, **more})  # type: ignore[arg-type]
 
 
-@settings(max_examples=60)
+@settings(max_examples=200)
 @given(
     ours=st.lists(st.tuples(kinship, behaviour), max_size=5),
     theirs=st.lists(st.tuples(estranged, behaviour), max_size=5),
@@ -89,6 +89,10 @@ def test_what_holds_of_every_clear(
             "none": {},
             "older": {"start_ticks": 1, "sid": server.owned.sid},
             "our shell": {"ppid": SHELL_PID, "sid": SHELL_PID},
+            "ours in our own session": {
+                "cookie": COOKIE,
+                "sid": SHELL_PID,
+            },  # proven, and never to be touched
         }
         machine.add(make(pid, given_script, machine.clock.now_s, **ways[how]))
     if recycled and ours and machine._by_pid[600].alive:

@@ -114,6 +114,22 @@ def test_what_could_hold_memory_that_nobody_is_listed_for_is_excluded_or_not() -
     assert "possible: not root" in explain_unlisted(steady, Surroundings(None, False, (), False))
 
 
+def test_what_a_stranger_gives_back_does_not_hide_our_leftover() -> None:
+    """A job beside ours ends during the teardown: the baseline is 70 GiB too generous from then on."""
+    before = replace(BEFORE, used_mib=70_004.0, shares=((300, 70_000.0), (301, 0.0)))
+    there = replace(GPU, used_mib=70_004.0, processes=(GpuProcess(300, 70_000.0, "compute"),))
+    ended = replace(GPU, used_mib=60_004.0)
+    grown = replace(there, processes=(GpuProcess(300, 75_000.0, "compute"),), used_mib=75_004.0)
+    assert before.allowed_mib(there) == 70_004.0 == before.allowed_mib(grown)
+    assert before.allowed_mib(ended) == 4.0
+    for reading, said_verdict in ((there, Verdict.CLEAN), (ended, Verdict.DIRTY), (GPU, Verdict.CLEAN)):
+        said = judge_gpu(
+            [reading] * 3, before, {}, frozenset(), 9, BUDGETS, {}, None, patience_spent=False, expired=True
+        )
+        assert verdict(said) is said_verdict
+    assert "70004 less what others gave back" in said.expected  # type: ignore[union-attr]
+
+
 def test_on_amd_a_context_without_a_process_is_suspected_and_mps_is_not() -> None:
     """ROCm/aiter #2061: a zombie's or a killed rank's KFD context keeps its memory."""
     amd = [replace(one, vendor="amd", memory_call="amdsmi") for one in samples(900.0, 900.0)]

@@ -8,7 +8,7 @@ from enum import StrEnum
 from typing import Any, Protocol
 
 from changeover.machine.errors import InvalidInput
-from changeover.machine.gpus import Presence
+from changeover.machine.gpus import GpuFacts, Presence
 from changeover.machine.processes import ProcessIdentity
 from changeover.machine.protocol import Machine
 from changeover.machine.shm import Segment
@@ -60,7 +60,9 @@ class StopPolicy(StrEnum):
 
 @dataclass(frozen=True)
 class GpuBaseline:
-    """One GPU before the phase. ``pids`` are those in the driver's lists then (a desktop, a monitor)."""
+    """One GPU before the phase. ``pids`` are those in the driver's lists then (a desktop, a monitor), ``shares`` what
+    each held in MiB, where the driver told.
+    """
 
     uuid: str
     name: str
@@ -68,6 +70,25 @@ class GpuBaseline:
     memory_call: str
     pids: tuple[int, ...]
     persistence: bool | None = None
+    shares: tuple[tuple[int, float], ...] = ()
+
+    def allowed_mib(self, now: GpuFacts) -> float:
+        """What may be in use now: less what strangers of then hold no longer, or their end would hide our leftover.
+
+        What they hold more by now is not added: memory that ours exported (CUDA IPC) is charged to them.
+        """
+        share_now = shares_of(now)
+        given_back = sum(max(0.0, share - share_now.get(pid, 0.0)) for pid, share in self.shares)
+        return max(0.0, self.used_mib - given_back)
+
+
+def shares_of(gpu: GpuFacts) -> dict[int, float]:
+    """MiB by pid where the driver tells; a pid may be in two of its lists, with the same memory."""
+    shares: dict[int, float] = {}
+    for process in gpu.processes:
+        if process.used_mib is not None:
+            shares[process.pid] = max(process.used_mib, shares.get(process.pid, 0.0))
+    return shares
 
 
 @dataclass(frozen=True)
@@ -104,7 +125,7 @@ class Baseline:
         try:
             return cls(
                 presence=Presence(value["presence"]),
-                gpus=tuple(GpuBaseline(**{**gpu, "pids": tuple(gpu["pids"])}) for gpu in value["gpus"]),
+                gpus=tuple(_gpu_from_json(gpu) for gpu in value["gpus"]),
                 segments=frozenset(Segment(**segment) for segment in value["segments"]),
                 boot_id=value["boot_id"],
                 taken_wall_s=value["taken_wall_s"],
@@ -112,6 +133,11 @@ class Baseline:
             )
         except (KeyError, TypeError, ValueError) as error:
             raise _not_ours("a baseline", value, error) from error
+
+
+def _gpu_from_json(value: Mapping[str, Any]) -> GpuBaseline:
+    shares = tuple((int(pid), float(mib)) for pid, mib in value.get("shares", ()))
+    return GpuBaseline(**{**value, "pids": tuple(value["pids"]), "shares": shares})
 
 
 def take_baseline(machine: Machine, *, probe_timeout_s: float = _PROBE_TIMEOUT_S) -> Baseline:
@@ -127,6 +153,7 @@ def take_baseline(machine: Machine, *, probe_timeout_s: float = _PROBE_TIMEOUT_S
                 memory_call=gpu.memory_call,
                 pids=tuple(sorted({process.pid for process in gpu.processes})),
                 persistence=gpu.persistence,
+                shares=tuple(sorted(shares_of(gpu).items())),
             )
             for gpu in reading.gpus
         ),

@@ -20,7 +20,7 @@ def settled(samples: Sequence[GpuFacts], before: GpuBaseline, budgets: Budgets) 
     last = samples[-budgets.clean_samples :]
     return (
         len(last) == budgets.clean_samples
-        and all(one.used_mib <= before.used_mib + budgets.tolerance_mib for one in last)
+        and all(one.used_mib <= before.allowed_mib(one) + budgets.tolerance_mib for one in last)
         and all(one.used_mib > earlier.used_mib - _STILL_FALLING_MIB for earlier, one in pairwise(last))
     )
 
@@ -48,7 +48,9 @@ def judge_gpu(
     item = f"gpu:{last.uuid}"
     if before is None:
         return Evidence(item, Verdict.UNVERIFIED, "a baseline from before the phase", "a GPU that had none")
-    expected = f"{before.used_mib:.0f} MiB (before the phase), {budgets.clean_samples} samples in a row"
+    allowed_mib = before.allowed_mib(last)
+    ended = "" if allowed_mib == before.used_mib else f", {before.used_mib:.0f} less what others gave back"
+    expected = f"{allowed_mib:.0f} MiB (before the phase{ended}), {budgets.clean_samples} samples in a row"
     seen = f"{last.used_mib:.0f} MiB"
     if before.memory_call != last.memory_call:
         seen = f"memory read by {last.memory_call}, the baseline by {before.memory_call}"

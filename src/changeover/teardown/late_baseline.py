@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from changeover.machine.gpus import GpuFacts, GpuReading, Presence
-from changeover.machine.processes import ProcessFacts
 from changeover.machine.protocol import Machine
 from changeover.teardown.footprint import Baseline, GpuBaseline, Target
 from changeover.teardown.inventory import take_inventory
@@ -22,7 +21,8 @@ def take_late_baseline(machine: Machine, targets: Sequence[Target]) -> Baseline:
     A GPU whose share of a stranger the driver does not tell (MIG, some containers) has no baseline, and is unverified.
     """
     reading = machine.gpus(_PROBE_TIMEOUT_S)
-    ours = _members(machine, targets)
+    # Whoever is proven a target's now, not only those on record: a worker born since is no stranger.
+    ours = {one.process.pid: one.process for one in take_inventory(machine, targets).found}
     held = held_by(machine, ours.values()).segments
     known = frozenset().union(*(target.segments for target in targets))
     beside = [_without(gpu, frozenset(ours)) for gpu in reading.gpus]
@@ -44,15 +44,6 @@ def _note(reading: GpuReading, *, untold: int) -> str:
     return note + "; it does not tell every other process's share" if untold else note
 
 
-def _members(machine: Machine, targets: Sequence[Target]) -> dict[int, ProcessFacts]:
-    """By pid: those on record, and where not even a leader is, whoever is proven a target's by a look at everybody."""
-    if any(target.leader is None for target in targets):
-        return {one.process.pid: one.process for one in take_inventory(machine, targets).found}
-    recorded = {identity for target in targets for identity in target.members}
-    found = {identity.pid: machine.process(identity.pid) for identity in recorded}
-    return {pid: one for pid, one in found.items() if one is not None and one.identity in recorded}
-
-
 def _without(gpu: GpuFacts, ours: frozenset[int]) -> GpuBaseline | None:
     others = [process for process in gpu.processes if process.pid not in ours]
     shares = {process.pid: process.used_mib for process in others}  # a pid may be in two lists
@@ -65,4 +56,5 @@ def _without(gpu: GpuFacts, ours: frozenset[int]) -> GpuBaseline | None:
         memory_call=gpu.memory_call,
         pids=tuple(sorted(shares)),
         persistence=gpu.persistence,
+        shares=tuple((pid, share) for pid, share in sorted(shares.items()) if share is not None),
     )
