@@ -115,6 +115,10 @@ def test_a_server_is_cleared_and_every_line_is_seen_once(
     assert clearance.verdict is Verdict.CLEAN and stubborn.poll() is not None
     assert [event.seq for event in events] == list(range(len(events)))
     assert events[0].event == "clear.asked" and events[-1].event == "clear.cleared"
+    folder, until_s = Path(sshd.home) / "state/changeover/audit", time.monotonic() + 10.0
+    while [path.suffix for path in folder.iterdir()] != [".jsonl"] and time.monotonic() < until_s:
+        time.sleep(0.05)  # the worker tidies up after its last line
+    assert [path.suffix for path in folder.iterdir()] == [".jsonl"], "nothing but the audit is kept"
 
 
 def test_prime_rl_2331_a_shell_whose_line_holds_every_pattern_lives(

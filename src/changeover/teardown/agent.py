@@ -119,8 +119,18 @@ def work(identity: str, request: Mapping[str, Any]) -> None:
         )
     except ChangeoverError as error:
         _failure(path).write_text(json.dumps({"error": error.to_json()}))
+    else:
+        _tidy(path)
     finally:
         audit.close()
+
+
+def _tidy(path: Path) -> None:
+    """The clearance stands in the audit: who worked and what it printed (nothing) need not be kept beside it."""
+    _pid_file(path).unlink(missing_ok=True)
+    output = path.with_suffix(".out")
+    if output.exists() and output.stat().st_size == 0:
+        output.unlink()
 
 
 def _start(request: Mapping[str, Any]) -> str:
