@@ -35,11 +35,10 @@ LOOPBACK = "127.0.0.1"
 
 @dataclass(frozen=True)
 class LaunchSpec:
-    """One server to be started. ``capture_dir`` belongs to profile ``capture``, ``drafter`` to
-    ``speculative``.
+    """One server to be started. ``capture_dir`` belongs to profile ``capture``, ``drafter`` to ``speculative``.
 
-    ``python`` is the interpreter of the engine's own environment. ``flags`` are appended as they are; ``env``
-    is added.
+    ``layers`` are the target's, where they are known. ``python`` is the interpreter of the engine's own environment.
+    ``flags`` are appended as they are; ``env`` is added.
     """
 
     profile: Profile
@@ -56,6 +55,7 @@ class LaunchSpec:
     max_concurrency: int | None = None
     capture_dir: Path | None = None
     aux_boundaries: tuple[int, ...] = ()
+    layers: int | None = None
     drafter: Path | None = None
     draft_tokens: int = 3
     flags: tuple[str, ...] = ()

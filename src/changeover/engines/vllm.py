@@ -1,12 +1,14 @@
-"""vLLM: its command lines, and what cannot work. Planned by this version, not yet run.
+"""vLLM: its command lines, and what cannot work.
 
-Read in vLLM 0.33.0: ``entrypoints/launcher.py`` and ``v1/engine/utils.py`` (shutdown), ``v1/worker/gpu``
-(``extract_hidden_states``, EAGLE-3 layer ids).
+Read in vLLM 0.32 and 0.33: ``entrypoints/launcher.py`` and ``v1/engine/utils.py`` (shutdown), ``v1/worker/gpu``
+(``extract_hidden_states``, EAGLE-3 layer ids). Run with 0.32 on a CPU.
 """
 
 from __future__ import annotations
 
 import json
+import os
+from pathlib import Path
 
 from changeover.engines.protocol import (
     LaunchSpec,
@@ -20,11 +22,12 @@ from changeover.teardown.drains import drain_for, vllm_load
 from changeover.teardown.footprint import Drain, StopPolicy
 
 SHUTDOWN_TIMEOUT_S = 60
+SIDE = Path(__file__).parent / "vllm_side"
 
 
 class VllmEngine:
     kind = "vllm"
-    supports_run = False
+    supports_run = True
     default_stop = StopPolicy.GRACEFUL  # ends in 0.5 to 0.7 s by itself and removes its segments
     speculation = SpeculationMetrics(
         drafts="vllm:spec_decode_num_drafts_total",
@@ -43,6 +46,12 @@ class VllmEngine:
                 )
         if launch.profile == "capture" and launch.capture_dir is None:
             found.append("profile capture: expected a folder for the captured states; saw none")
+        if launch.profile == "capture" and (launch.layers is None or launch.layers in launch.aux_boundaries):
+            found.append(
+                "profile capture: the last layer's output is always captured; leave it out of aux_boundaries"
+            )
+        if launch.profile == "capture" and "PYTHONPATH" in launch.env:
+            found.append("profile capture: PYTHONPATH carries our connector; remove it from env")
         if launch.profile == "capture" and not launch.aux_boundaries:
             found.append("profile capture: expected aux_boundaries; saw none")
         if launch.profile == "speculative" and launch.drafter is None:
@@ -68,7 +77,7 @@ class VllmEngine:
         if launch.max_concurrency is not None:
             argv += ["--max-num-seqs", str(launch.max_concurrency)]
         if launch.profile == "capture":
-            ids = list(launch.aux_boundaries)
+            ids = _layer_ids(launch)
             argv += ["--no-enable-prefix-caching", "--no-enable-chunked-prefill", "--enforce-eager"]
             argv += ["--speculative-config", json.dumps(_extraction(ids)), "--kv-transfer-config"]
             argv += [json.dumps(_connector(str(launch.capture_dir)))]
@@ -83,6 +92,7 @@ class VllmEngine:
         return ServerCommand(
             argv=tuple(argv),
             env={
+                **(_side_path(launch) if launch.profile == "capture" else {}),
                 "SPT_NOENV": "1",
                 "HF_HUB_OFFLINE": "1",
                 "VLLM_NO_USAGE_STATS": "1",
@@ -103,6 +113,15 @@ class VllmEngine:
         return drain_for(self.kind, command.url)
 
 
+def _layer_ids(launch: LaunchSpec) -> list[int]:
+    """The boundaries, and the last layer's output, before the final norm, always as one more at the end.
+
+    vLLM gives each layer once and in the model's order; so the last boundary must not be the last layer's own.
+    """
+    assert launch.layers is not None  # refused otherwise
+    return [*launch.aux_boundaries, launch.layers]
+
+
 def _extraction(boundaries: list[int]) -> dict[str, object]:
     """``extract_hidden_states`` counts layers as boundaries: id L is the last layer's output, before the
     final norm.
@@ -114,9 +133,16 @@ def _extraction(boundaries: list[int]) -> dict[str, object]:
     }
 
 
+def _side_path(launch: LaunchSpec) -> dict[str, str]:
+    """Where vLLM finds our connector; what the user's own PYTHONPATH has comes after it."""
+    return {"PYTHONPATH": os.pathsep.join(filter(None, (str(SIDE), os.environ.get("PYTHONPATH"))))}
+
+
 def _connector(folder: str) -> dict[str, object]:
     return {
-        "kv_connector": "ExampleHiddenStatesConnector",
+        "kv_connector": "ChangeoverConnector",
+        "kv_connector_module_path": "changeover_connector",
         "kv_role": "kv_producer",
-        "kv_connector_extra_config": {"shared_storage_path": folder},
+        # a file comes by a rename, and needs no lock beside it
+        "kv_connector_extra_config": {"shared_storage_path": folder, "use_synchronization_lock": False},
     }

@@ -59,6 +59,7 @@ def launch_spec(
         max_concurrency=engine.max_concurrency,
         capture_dir=captures if capturing else None,
         aux_boundaries=aux_boundaries(server, model) if capturing else (),
+        layers=model.layers,
         drafter=drafter,
         draft_tokens=server.draft_tokens,
         flags=engine.flags + server.flags,

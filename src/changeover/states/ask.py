@@ -8,7 +8,6 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, Literal
 
 from changeover.states.prompts import Prompt
-from changeover.states.staging import capture_name
 
 if TYPE_CHECKING:
     import aiohttp
@@ -29,8 +28,8 @@ class RequestFailed(Exception):  # noqa: N818 - becomes the reason of a failed s
         super().__init__(reason)
 
 
-def request_body(prompt: Prompt, max_tokens: int) -> dict[str, Any]:
-    """A greedy chat completion with capture; plain text becomes one user message."""
+def request_body(prompt: Prompt, max_tokens: int, capture: Mapping[str, Any]) -> dict[str, Any]:
+    """A greedy chat completion, with the fields that have it captured; plain text becomes one user message."""
     if prompt.messages is None:
         messages = [{"role": "user", "content": prompt.text}]
     else:
@@ -40,7 +39,7 @@ def request_body(prompt: Prompt, max_tokens: int) -> dict[str, Any]:
         "max_tokens": max_tokens,
         "temperature": 0,
         "stream": False,
-        "capture": {"path": capture_name(prompt.id)},
+        **capture,
     }
 
 

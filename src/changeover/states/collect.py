@@ -23,6 +23,7 @@ from changeover.states.errors import CollectFailed, StoreFull
 from changeover.states.params import CollectParams
 from changeover.states.prompts import Prompt, is_held_out, read_prompts
 from changeover.states.sealing import read_failures, seal
+from changeover.states.sources import CaptureSource, capture_source
 from changeover.states.staging import Staging, capture_name
 from changeover.states.writer import StatesWriter
 
@@ -54,13 +55,14 @@ def collect(
             seen="no such folder",
             todo="Give the folder that the server got as --capture-dir.",
         )
+    source = capture_source(params)
     staging = Staging(params.capture_dir, [prompt.id for prompt in prompts])
     with StatesWriter.open(params.out, params.manifest()) as writer, staging.swept():
         had = len(writer.committed)
         missing = _to_ask(prompts, writer)
         if missing and writer.manifest.sealed:
             writer.write_end(probe={}, gate={}, sealed=False)
-        collection = Collection(params, writer, len(prompts), len(missing), on_progress, clock)
+        collection = Collection(params, source, writer, len(prompts), len(missing), on_progress, clock)
         collection.run(missing)
         collect_seconds = clock.monotonic() - started_s
         return seal(params, writer, prompts, staging, on_progress) | {
@@ -80,6 +82,7 @@ class Collection:
     def __init__(
         self,
         params: CollectParams,
+        source: CaptureSource,
         writer: StatesWriter,
         total: int,
         asked: int,
@@ -87,6 +90,7 @@ class Collection:
         clock: Clock,
     ) -> None:
         self._params = params
+        self._source = source
         self._writer = writer
         self._total = total
         self._asked = asked
@@ -153,7 +157,8 @@ class Collection:
     async def _ask_with_retries(
         self, prompt: Prompt, session: aiohttp.ClientSession, storing: ThreadPoolExecutor
     ) -> tuple[int, RequestFailed | None]:
-        body = request_body(prompt, self._params.max_tokens)
+        fields = self._source.request_fields(capture_name(prompt.id))
+        body = request_body(prompt, self._params.max_tokens, fields)
         for attempt in range(1, self._params.max_attempts + 1):
             try:
                 answer = await ask(session, self._params.url, body)
@@ -171,12 +176,9 @@ class Collection:
         params = self._params
         path = params.capture_dir / capture_name(prompt.id)
         try:
-            answer = captures.parse_answer(body)
-            if answer.path != path.name:
-                raise captures.CaptureInvalid(f"captured as {answer.path!r}, asked for {path.name!r}")
-            sample = captures.make_sample(
-                prompt.id, answer, captures.read_capture(path), self._writer.manifest
-            )
+            answer = self._source.answer(body, path.name)
+            captured = self._source.read(path, answer)
+            sample = captures.make_sample(prompt.id, answer, captured, self._writer.manifest)
         except captures.CaptureInvalid as error:
             path.unlink(missing_ok=True)
             raise RequestFailed("invalid", str(error)) from error
