@@ -17,7 +17,14 @@ from changeover.teardown.drains import read_gauge
 from changeover.teardown.footprint import Drain
 
 BASE = LaunchSpec(profile="production", model_path=Path("/models/m"), port=30000, python="/env/bin/python")
-CAPTURE = replace(BASE, profile="capture", capture_dir=Path("/captures"), aux_boundaries=(2, 15, 27))
+CAPTURE = replace(
+    BASE,
+    profile="capture",
+    capture_dir=Path("/captures"),
+    aux_boundaries=(2, 15, 27),
+    aux_ids=(2, 15, 27),
+    layers=30,
+)
 SPECULATIVE = replace(BASE, profile="speculative", drafter=Path("/drafter"), draft_tokens=3)
 
 
@@ -72,6 +79,20 @@ def test_sglang_captures_without_cache_graphs_or_chunks() -> None:
     assert after(arguments, "--chunked-prefill-size") == "-1"
 
 
+def test_sglang_captures_by_a_hook_on_what_every_model_calls() -> None:
+    launch = replace(CAPTURE, aux_ids=(1, 14, 26))  # SGLang numbers the outputs of layers
+    arguments = argv("sglang", launch)
+    at = arguments.index("--return-aux-hidden-state-layer-ids")
+    assert arguments[at + 1 : at + 4] == ["1", "14", "26"]
+    [hook] = json.loads(after(arguments, "--forward-hooks"))
+    assert hook["target_modules"] == ["logits_processor"]
+    assert hook["config"] == {"folder": "/captures", "layers": 3}
+    command = get_engine("sglang").server_command(launch)
+    module, function = hook["hook_factory"].split(":")
+    source = Path(command.env["PYTHONPATH"].split(":")[0]) / f"{module}.py"
+    assert f"def {function}(" in source.read_text()
+
+
 def test_sglang_speculates_with_eagle3_never_eagle() -> None:
     arguments = argv("sglang", SPECULATIVE)
     assert after(arguments, "--speculative-algorithm") == "EAGLE3"
@@ -104,9 +125,13 @@ def test_vllm_gives_its_workers_time_to_free_their_memory() -> None:
 
 def test_vllm_names_layers_as_boundaries() -> None:
     config = json.loads(after(argv("vllm", CAPTURE), "--speculative-config"))
-    assert config["draft_model_config"]["hf_config"]["eagle_aux_hidden_state_layer_ids"] == [2, 15, 27]
+    ids = config["draft_model_config"]["hf_config"]["eagle_aux_hidden_state_layer_ids"]
+    assert ids == [2, 15, 27, 30], "and the last layer's output, of which the norm is applied later"
     connector = json.loads(after(argv("vllm", CAPTURE), "--kv-transfer-config"))
     assert connector["kv_connector_extra_config"]["shared_storage_path"] == "/captures"
+    command = get_engine("vllm").server_command(CAPTURE)
+    source = Path(command.env["PYTHONPATH"].split(":")[0]) / f"{connector['kv_connector_module_path']}.py"
+    assert f"class {connector['kv_connector']}(" in source.read_text()
 
 
 def test_vllm_speculates() -> None:
@@ -131,16 +156,16 @@ def test_flags_are_passed_as_they_are_and_last() -> None:
         ("sglang", {"profile": "capture", "flags": ("--cuda-graph-max-bs", "8")}, "CUDA graphs"),
         ("sglang", {"profile": "capture", "flags": ("--speculative-algorithm", "EAGLE3")}, "target alone"),
         ("vllm", {"profile": "speculative"}, "drafter"),
-        ("vllm", {"profile": "capture", "capture_dir": Path("/c")}, "aux_boundaries"),
+        ("vllm", {"profile": "capture", "capture_dir": Path("/c"), "layers": 30}, "aux_boundaries"),
+        ("vllm", {"profile": "capture", "aux_boundaries": (2, 30), "layers": 30}, "always captured"),
+        ("vllm", {"profile": "capture", "env": {"PYTHONPATH": "/x"}}, "PYTHONPATH"),
+        ("sglang", {"profile": "capture", "env": {"PYTHONPATH": "/x"}}, "PYTHONPATH"),
+        ("sglang", {"profile": "capture"}, "expected a folder and aux_boundaries"),
         ("vllm", {"profile": "capture", "flags": ("--speculative-config={}",)}, "--speculative-config"),
     ],
 )
 def test_what_cannot_work_is_refused_with_the_reason(kind: str, change: dict[str, Any], said: str) -> None:
     assert any(said in refusal for refusal in get_engine(kind).refusals(replace(BASE, **change)))
-
-
-def test_only_the_embedded_engine_runs_yet() -> None:
-    assert [get_engine(kind).supports_run for kind in ("embedded", "sglang", "vllm")] == [True, False, False]
 
 
 def test_an_unknown_engine_is_refused_by_name() -> None:

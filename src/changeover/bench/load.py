@@ -88,7 +88,8 @@ def prompt_input(prompt: Prompt, api: Api) -> dict[str, Any]:
 def build_requests(prompts: Sequence[Prompt], sampling: Sampling, salt: str) -> list[Request]:
     """The bodies to POST. ``salt`` differs between repeats and keeps one out of another's prefix cache.
 
-    vLLM and SGLang take ``cache_salt`` (it separates their prefix caches without changing the prompt) and
+    vLLM and SGLang take ``cache_salt`` (it separates their prefix caches without changing the prompt; vLLM 0.32 refuses
+    one with "/", "@" or more than 128 characters) and
     ``continuous_usage_stats`` (the token count in every chunk, which tells how many tokens the first one
     held). The embedded server takes the latter; a server that we do not know is sent neither, as some refuse
     unknown fields.
@@ -110,7 +111,7 @@ def build_requests(prompts: Sequence[Prompt], sampling: Sampling, salt: str) -> 
         if sampling.ignore_eos:
             body["ignore_eos"] = True
         if sampling.engine in ("vllm", "sglang"):
-            body["cache_salt"] = f"{salt}/{index}"
+            body["cache_salt"] = f"{salt}:{index}"
         requests.append(Request(index, prompt.id, json.dumps(body).encode()))
     return requests
 

@@ -100,7 +100,7 @@ class _Measurement:
             with RequestRecords(params.out) as records:
                 for number in range(1, params.repeats + 1):
                     for level in params.concurrency:
-                        salt = f"{started_wall}/{level}/{number}"
+                        salt = f"{started_wall}:{level}:{number}"
                         repeat, warning = await self._measure(client, sampling, level, number, salt)
                         warnings += warning
                         records.add(repeat)
@@ -127,7 +127,7 @@ class _Measurement:
         """The warm-up prompts once at each level; failures are shown, not fatal: measuring will tell."""
         answers: list[Answer] = []
         for level in self.params.concurrency:
-            requests = build_requests(self.load.warm_up, sampling, f"{salt}/warm-up/{level}")
+            requests = build_requests(self.load.warm_up, sampling, f"{salt}:warm-up:{level}")
             stage = f"warm-up at {level}"
             answers += await closed_loop(
                 client.ask, requests, level, self.now, self.report.stage(stage, len(requests))

@@ -75,6 +75,7 @@ class ModelFacts:
     weights_bytes: int
     sha256: str
     note: str = ""
+    model_type: str = ""  # as its config.json says; empty where the folder is not on this machine
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -95,6 +96,8 @@ class GivenFacts(Protocol):
     def vocab(self) -> int: ...
     @property
     def weights_gib(self) -> float: ...
+    @property
+    def model_type(self) -> str: ...
 
 
 def default_models_dir() -> Path:
@@ -153,6 +156,7 @@ def describe_model(
             weights_bytes=builtin.weights_bytes,
             sha256="",
             note=builtin.note + "; not converted yet",
+            model_type="llama",
         )
     if given is None:
         raise InvalidInput(
@@ -171,6 +175,7 @@ def describe_model(
         weights_bytes=int(given.weights_gib * 2**30),
         sha256="",
         note="facts as given; the folder is not on this machine",
+        model_type=given.model_type,
     )
 
 
@@ -209,6 +214,7 @@ def _read_folder(folder: Path, *, hashed: bool) -> ModelFacts:
         context_tokens=text.get("max_position_embeddings", 0),
         weights_bytes=sum(file.stat().st_size for file in weights),
         sha256=hash_weights(weights) if hashed else "",
+        model_type=text.get("model_type", ""),
     )
 
 

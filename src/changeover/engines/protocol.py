@@ -37,8 +37,8 @@ LOOPBACK = "127.0.0.1"
 class LaunchSpec:
     """One server to be started. ``capture_dir`` belongs to profile ``capture``, ``drafter`` to ``speculative``.
 
-    ``layers`` are the target's, where they are known. ``python`` is the interpreter of the engine's own environment.
-    ``flags`` are appended as they are; ``env`` is added.
+    ``aux_ids`` are the boundaries as this engine numbers them; ``layers`` are the target's, where they are known.
+    ``python`` is the interpreter of the engine's own environment. ``flags`` are appended as they are; ``env`` is added.
     """
 
     profile: Profile
@@ -55,6 +55,7 @@ class LaunchSpec:
     max_concurrency: int | None = None
     capture_dir: Path | None = None
     aux_boundaries: tuple[int, ...] = ()
+    aux_ids: tuple[int, ...] = ()
     layers: int | None = None
     drafter: Path | None = None
     draft_tokens: int = 3
@@ -95,11 +96,6 @@ class Engine(Protocol):
 
     @property
     def kind(self) -> str: ...
-
-    @property
-    def supports_run(self) -> bool:
-        """Whether this version can start it, or only plan it."""
-        ...
 
     @property
     def speculation(self) -> SpeculationMetrics: ...

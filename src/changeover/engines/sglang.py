@@ -1,10 +1,14 @@
-"""SGLang: its command lines, and what cannot work. Planned by this version, not yet run.
+"""SGLang: its command lines, and what cannot work.
 
 Read in SGLang 0.5.23: ``server_args.py`` (flags), ``tokenizer_manager.py`` (the drain on SIGTERM),
-``http_server.py``.
+``http_server.py``. Run with it on a CPU.
 """
 
 from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
 
 from changeover.engines.protocol import (
     LaunchSpec,
@@ -17,6 +21,7 @@ from changeover.engines.protocol import (
 from changeover.teardown.drains import drain_for, sglang_load
 from changeover.teardown.footprint import Drain, StopPolicy
 
+SIDE = Path(__file__).parent / "sglang_side"
 MAX_PORT = 65535
 NCCL_PORT_OFFSET = 1000
 """Where we put ``--nccl-port``, so that the port is known and can be proven free afterwards."""
@@ -24,7 +29,6 @@ NCCL_PORT_OFFSET = 1000
 
 class SglangEngine:
     kind = "sglang"
-    supports_run = False
     default_stop = (
         StopPolicy.FAST
     )  # its own shutdown takes 4.2 to 4.6 s from idle to 0 MiB (H200), the kernel's 0.1 to 0.7 s
@@ -37,6 +41,10 @@ class SglangEngine:
         if launch.port + NCCL_PORT_OFFSET > MAX_PORT:
             found.append(f"port: expected at most {MAX_PORT - NCCL_PORT_OFFSET}; saw {launch.port}")
         if launch.profile == "capture":
+            if launch.capture_dir is None or not launch.aux_ids:
+                found.append("profile capture: expected a folder and aux_boundaries; saw none")
+            if "PYTHONPATH" in launch.env:
+                found.append("profile capture: PYTHONPATH carries our hook; remove it from env")
             if flags & {"--speculative-algorithm", "--speculative-draft-model-path"}:
                 found.append(
                     "profile capture: states are captured from the target alone; remove --speculative-*"
@@ -73,7 +81,9 @@ class SglangEngine:
         if launch.profile == "capture":
             # The radix cache hides rows of shared prefixes, chunked prefill splits rows, graphs skip hooks.
             argv += ["--disable-radix-cache", "--disable-cuda-graph", "--chunked-prefill-size", "-1"]
-            argv += ["--enable-return-hidden-states"]
+            argv += ["--enable-return-aux-hidden-states", "--speculative-algorithm", "EAGLE3"]
+            argv += ["--return-aux-hidden-state-layer-ids", *map(str, launch.aux_ids)]
+            argv += ["--forward-hooks", json.dumps([_hook(launch)])]
         if launch.profile == "speculative":
             argv += ["--speculative-algorithm", "EAGLE3"]
             argv += ["--speculative-draft-model-path", str(launch.drafter)]
@@ -83,7 +93,12 @@ class SglangEngine:
         return ServerCommand(
             argv=tuple(argv),
             # Worker titles would otherwise overwrite the environment that proves whose they are.
-            env={"SPT_NOENV": "1", "HF_HUB_OFFLINE": "1", **launch.env},
+            env={
+                **({"PYTHONPATH": _side_path()} if launch.profile == "capture" else {}),
+                "SPT_NOENV": "1",
+                "HF_HUB_OFFLINE": "1",
+                **launch.env,
+            },
             ports=(launch.port, nccl_port),
             url=f"http://{launch.host}:{launch.port}",
             notes=("SIGTERM drains without a bound and refuses no new request: stop the senders first",),
@@ -97,6 +112,21 @@ class SglangEngine:
 
     def drain(self, command: ServerCommand) -> Drain | None:
         return drain_for(self.kind, command.url)
+
+
+def _hook(launch: LaunchSpec) -> dict[str, object]:
+    """On the logits processor, which every model calls with the rows after the final norm and the captured ones."""
+    return {
+        "name": "changeover",
+        "target_modules": ["logits_processor"],
+        "hook_factory": "changeover_hooks:capture",
+        "config": {"folder": str(launch.capture_dir), "layers": len(launch.aux_ids)},
+    }
+
+
+def _side_path() -> str:
+    """Where SGLang finds our hook; what the user's own PYTHONPATH has comes after it."""
+    return os.pathsep.join(filter(None, (str(SIDE), os.environ.get("PYTHONPATH"))))
 
 
 def _value_after(flags: tuple[str, ...], name: str) -> str | None:

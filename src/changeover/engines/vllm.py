@@ -27,7 +27,6 @@ SIDE = Path(__file__).parent / "vllm_side"
 
 class VllmEngine:
     kind = "vllm"
-    supports_run = True
     default_stop = StopPolicy.GRACEFUL  # ends in 0.5 to 0.7 s by itself and removes its segments
     speculation = SpeculationMetrics(
         drafts="vllm:spec_decode_num_drafts_total",
@@ -119,7 +118,7 @@ def _layer_ids(launch: LaunchSpec) -> list[int]:
     vLLM gives each layer once and in the model's order; so the last boundary must not be the last layer's own.
     """
     assert launch.layers is not None  # refused otherwise
-    return [*launch.aux_boundaries, launch.layers]
+    return [*launch.aux_ids, launch.layers]
 
 
 def _extraction(boundaries: list[int]) -> dict[str, object]:

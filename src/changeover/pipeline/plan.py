@@ -11,7 +11,7 @@ from typing import Any
 
 from changeover.engines.models import ModelFacts, describe_model
 from changeover.engines.registry import get_engine
-from changeover.machine.errors import InvalidInput, NotSupported
+from changeover.machine.errors import InvalidInput
 from changeover.pipeline.commands import aux_boundaries, planned_launch
 from changeover.pipeline.estimates import Estimate, disk_refusal, expected_tokens, minutes, states_bytes
 from changeover.pipeline.spec import (
@@ -69,7 +69,6 @@ class Plan:
     model: ModelFacts
     phases: tuple[PlannedPhase, ...]
     refusals: tuple[str, ...]
-    blockers: tuple[str, ...]
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -78,7 +77,6 @@ class Plan:
             "phases": [asdict(phase) for phase in self.phases],
             "disk_bytes": self.disk_bytes,
             "refusals": list(self.refusals),
-            "blockers": list(self.blockers),
         }
 
     @property
@@ -101,23 +99,16 @@ def make_plan(
         model,
         phases,
         tuple(_refusals(spec, model, phases, free, runs_dir)),
-        tuple(_blockers(spec)),
     )
 
 
 def refuse_if_impossible(plan: Plan) -> None:
-    """Raise before anything starts: InvalidInput for a refusal, NotSupported for a blocker."""
+    """Raise InvalidInput for a refusal, before anything starts."""
     if plan.refusals:
         raise InvalidInput(
             expected="a pipeline that can work on this machine",
             seen="; ".join(plan.refusals),
             todo="`changeover plan` shows the whole.",
-        )
-    if plan.blockers:
-        raise NotSupported(
-            expected="a pipeline that this version can run on this machine",
-            seen="; ".join(plan.blockers),
-            todo="`changeover plan` still shows what it would do.",
         )
 
 
@@ -266,12 +257,3 @@ def _refusals(
     )
     short = disk_refusal(needed, int(reserve * 2**30), free_bytes, str(runs_dir.resolve()))
     return found + ([short] if short is not None else [])
-
-
-def _blockers(spec: PipelineSpec) -> list[str]:
-    engine = get_engine(spec.engine.kind)
-    return (
-        []
-        if engine.supports_run
-        else [f"engine {spec.engine.kind}: this version plans it, but does not run it yet"]
-    )

@@ -34,7 +34,6 @@ def plan_text(plan: Plan) -> str:
     unknown = " (some parts unknown)" if None in known else ""
     lines += ["", f"disk      {gib(plan.disk_bytes)}", f"time      {total:.0f} min{unknown}"]
     lines += [f"REFUSED   {refusal}" for refusal in plan.refusals]
-    lines += [f"not here  {blocker}" for blocker in plan.blockers]
     return "\n".join(lines)
 
 

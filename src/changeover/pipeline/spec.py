@@ -28,6 +28,9 @@ class ModelFactsSpec(Section):
     hidden: PositiveInt
     vocab: PositiveInt
     weights_gib: PositiveFloat
+    model_type: str = Field(
+        "", description="As its config.json says; some families number layers differently."
+    )
 
 
 class ModelSpec(Section):

@@ -43,13 +43,13 @@ def request_body(prompt: Prompt, max_tokens: int, capture: Mapping[str, Any]) ->
     }
 
 
-async def ask(session: aiohttp.ClientSession, url: str, body: Mapping[str, Any]) -> object:
+async def ask(session: aiohttp.ClientSession, url: str, path: str, body: Mapping[str, Any]) -> object:
     """The decoded answer. Raises RequestFailed."""
     import aiohttp
     import orjson
 
     try:
-        async with session.post(f"{url.rstrip('/')}/v1/chat/completions", json=body) as response:
+        async with session.post(url.rstrip("/") + path, json=body) as response:
             raw = await response.read()
             if response.status != 200:
                 text = raw[:500].decode(errors="replace")

@@ -157,12 +157,18 @@ class Collection:
     async def _ask_with_retries(
         self, prompt: Prompt, session: aiohttp.ClientSession, storing: ThreadPoolExecutor
     ) -> tuple[int, RequestFailed | None]:
-        fields = self._source.request_fields(capture_name(prompt.id))
+        path = self._params.capture_dir / capture_name(prompt.id)
+        fields = self._source.request_fields(path.name)
         body = request_body(prompt, self._params.max_tokens, fields)
         for attempt in range(1, self._params.max_attempts + 1):
             try:
-                answer = await ask(session, self._params.url, body)
+                answer = await ask(session, self._params.url, "/v1/chat/completions", body)
+                then = self._source.second_request(answer, path)
+                if then is not None:
+                    await ask(session, self._params.url, *then)
                 await asyncio.get_running_loop().run_in_executor(storing, self._store, prompt, answer)
+            except captures.CaptureInvalid as error:
+                return attempt, RequestFailed("invalid", str(error))
             except RequestFailed as failure:
                 if failure.kind != "transport" or attempt == self._params.max_attempts:
                     return attempt, failure

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
+import numpy.typing as npt
 
 from changeover.machine.errors import InvalidInput
 from changeover.states.captures import (
@@ -34,6 +36,10 @@ class CaptureSource(Protocol):
         """What is added to a chat completion so that its states are captured under this name."""
         ...
 
+    def second_request(self, body: object, path: Path) -> tuple[str, dict[str, Any]] | None:
+        """(path on the server, body) where a second request makes the capture of the first one's answer."""
+        ...
+
     def answer(self, body: object, name: str) -> Answer: ...
 
     def read(self, path: Path, answer: Answer) -> Captured: ...
@@ -44,6 +50,9 @@ class EmbeddedSource:
 
     def request_fields(self, name: str) -> dict[str, Any]:
         return {"capture": {"path": name}}
+
+    def second_request(self, body: object, path: Path) -> None:
+        return None
 
     def answer(self, body: object, name: str) -> Answer:
         answer = parse_answer(body)
@@ -69,48 +78,105 @@ class VllmSource:
         params = {"changeover_name": name, "include_output_tokens": True}
         return {"kv_transfer_params": params, "return_token_ids": True}
 
+    def second_request(self, body: object, path: Path) -> None:
+        return None
+
     def answer(self, body: object, name: str) -> Answer:
-        try:
-            if not isinstance(body, dict):
-                raise TypeError("the body is not an object")
-            choice, usage = body["choices"][0], body["usage"]
-            prompt_tokens, output = int(usage["prompt_tokens"]), tuple(int(i) for i in choice["token_ids"])
-            if len(body["prompt_token_ids"]) != prompt_tokens or len(output) != int(
-                usage["completion_tokens"]
-            ):
-                raise CaptureInvalid("usage and token ids do not agree")
-            return Answer(
-                text=str(choice["message"]["content"] or ""),
-                finish_reason=choice.get("finish_reason"),
-                prompt_tokens=prompt_tokens,
-                output_token_ids=output,
-                rows=prompt_tokens + len(output) - 1,
-                boundaries=self._boundaries,
-                last_norm="post",
-                bytes=0,
-                path=name,
-            )
-        except (KeyError, IndexError, TypeError, ValueError) as error:
-            raise CaptureInvalid(f"the answer lacks a field: {type(error).__name__}: {error}") from error
+        return _answer_with_ids(body, name, self._boundaries)[0]
 
     def read(self, path: Path, answer: Answer) -> Captured:
         self._wait(path)
-        try:
-            header = read_tensor_header(path)
-            states = read_tensor(path, header, "hidden_states")
-            ids = read_tensor(path, header, "token_ids")
-        except TensorFileInvalid as error:
-            raise CaptureInvalid(str(error)) from error
+        states, ids = _tensors(path, "hidden_states", "token_ids")
         layers = len(self._boundaries) + 1
         if states.ndim != 3 or states.shape[1] != layers or ids.dtype != np.int64:
             raise CaptureInvalid(
                 f"hidden_states of shape {list(states.shape)}, expected [tokens, {layers}, hidden]: "
                 f"boundaries {list(self._boundaries)} and the last layer's"
             )
-        if not np.isfinite(states).all():
-            raise CaptureInvalid("NaN or infinity in hidden_states")
+        _expect_finite(hidden_states=states)
         last = self._norm.apply(states[:, -1])
         return Captured(input_ids=ids, aux=to_bf16_bits(states[:, :-1]), last=to_bf16_bits(last))
+
+
+class SglangSource:
+    """SGLang with our hook (``engines/sglang_side``): the answer, fed once more as a prompt, is captured as it is
+    prefilled; a file announces it by the hash of its ids.
+    """
+
+    def __init__(self, boundaries: tuple[int, ...], wait: Callable[[Path], None]) -> None:
+        self._boundaries = boundaries
+        self._wait = wait
+
+    def request_fields(self, name: str) -> dict[str, Any]:
+        return {"return_token_ids": True, "return_prompt_token_ids": True}
+
+    def second_request(self, body: object, path: Path) -> tuple[str, dict[str, Any]]:
+        answer, prompt = _answer_with_ids(body, path.name, self._boundaries)
+        fed = [*prompt, *answer.output_token_ids[:-1]]
+        _announcement(path.parent, fed).write_text(path.name)
+        return "/generate", {"input_ids": fed, "sampling_params": {"max_new_tokens": 1, "temperature": 0}}
+
+    def answer(self, body: object, name: str) -> Answer:
+        return _answer_with_ids(body, name, self._boundaries)[0]
+
+    def read(self, path: Path, answer: Answer) -> Captured:
+        self._wait(path)
+        aux, last, ids = _tensors(path, "aux", "last", "token_ids")
+        _announcement(path.parent, ids.tolist()).unlink(missing_ok=True)
+        _expect_finite(aux=aux, last=last)
+        return Captured(input_ids=ids, aux=to_bf16_bits(aux), last=to_bf16_bits(last))
+
+
+def _announcement(folder: Path, ids: Sequence[int]) -> Path:
+    sha256 = hashlib.sha256(np.asarray(ids, np.int64).tobytes()).hexdigest()
+    return folder / f"want-{sha256}"
+
+
+def _answer_with_ids(body: object, name: str, boundaries: tuple[int, ...]) -> tuple[Answer, tuple[int, ...]]:
+    """The answer of a server that says its token ids, and the prompt's ids. Raises CaptureInvalid.
+
+    vLLM puts the prompt's beside the choices and the answer's in ``token_ids``; SGLang both into the choice.
+    """
+    try:
+        if not isinstance(body, dict):
+            raise TypeError("the body is not an object")
+        choice, usage = body["choices"][0], body["usage"]
+        prompt = tuple(int(i) for i in choice.get("prompt_token_ids") or body["prompt_token_ids"])
+        output = tuple(int(i) for i in choice.get("response_token_ids") or choice["token_ids"])
+        text, finish_reason = str(choice["message"]["content"] or ""), choice.get("finish_reason")
+        used = (int(usage["prompt_tokens"]), int(usage["completion_tokens"]))
+    except (KeyError, IndexError, TypeError, ValueError) as error:
+        raise CaptureInvalid(f"the answer lacks a field: {type(error).__name__}: {error}") from error
+    if used != (len(prompt), len(output)):
+        raise CaptureInvalid(
+            f"usage says {used[0]} + {used[1]} tokens, the ids are {len(prompt)} + {len(output)}"
+        )
+    answer = Answer(
+        text=text,
+        finish_reason=finish_reason,
+        prompt_tokens=len(prompt),
+        output_token_ids=output,
+        rows=len(prompt) + len(output) - 1,
+        boundaries=boundaries,
+        last_norm="post",
+        bytes=0,
+        path=name,
+    )
+    return answer, prompt
+
+
+def _tensors(path: Path, *names: str) -> list[npt.NDArray[Any]]:
+    try:
+        header = read_tensor_header(path)
+        return [read_tensor(path, header, name) for name in names]
+    except TensorFileInvalid as error:
+        raise CaptureInvalid(str(error)) from error
+
+
+def _expect_finite(**tensors: npt.NDArray[Any]) -> None:
+    for name, values in tensors.items():
+        if not np.isfinite(values).all():
+            raise CaptureInvalid(f"NaN or infinity in {name}")
 
 
 def capture_source(params: CollectParams) -> CaptureSource:
@@ -119,8 +185,10 @@ def capture_source(params: CollectParams) -> CaptureSource:
         return EmbeddedSource()
     if params.engine_kind == "vllm":
         return VllmSource(params.boundaries, read_final_norm(params.model_path), wait_for_file)
+    if params.engine_kind == "sglang":
+        return SglangSource(params.boundaries, wait_for_file)
     raise InvalidInput(
-        expected="an engine that captures: embedded or vllm",
+        expected="an engine that captures: embedded, sglang or vllm",
         seen=params.engine_kind,
         todo="Set engine.kind of the capture phase's pipeline.",
     )

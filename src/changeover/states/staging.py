@@ -22,7 +22,14 @@ class Staging:
 
     def files(self) -> list[Path]:
         """Whole files, and the temporary ones of a server that was stopped (``.<name>.<pid>.tmp``)."""
-        return [path for path in self.folder.iterdir() if self._is_ours(path.name)]
+        return [path for path in self.folder.iterdir() if self._is_ours(path.name) or self._announces(path)]
+
+    def _announces(self, path: Path) -> bool:
+        """What tells SGLang's hook to write one of ours (``want-<hash of ids>``, with the name in it)."""
+        try:
+            return path.name.startswith("want-") and path.read_text() in self._names
+        except (OSError, UnicodeDecodeError):
+            return False
 
     def sweep(self) -> None:
         for path in self.files():

@@ -47,7 +47,6 @@ class IdleDrain:
 
 class StubEngine:
     kind = "stub"
-    supports_run = True
     default_stop = StopPolicy.GRACEFUL
     speculation = SpeculationMetrics(None, None, None)
 

@@ -18,7 +18,6 @@ from changeover.teardown.footprint import Drain, StopPolicy
 
 class EmbeddedEngine:
     kind = "embedded"
-    supports_run = True
     default_stop = (
         StopPolicy.GRACEFUL
     )  # ends in well under a second by itself, and writes captured states before it does
