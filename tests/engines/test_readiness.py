@@ -172,6 +172,10 @@ def test_each_sign_of_life_counts() -> None:
 def test_the_error_line_is_the_last_that_speaks_of_one() -> None:
     assert error_line("ValueError: a\nOSError: b\nclosing\n") == "OSError: b"
     assert error_line("one\ntwo\n\n") == "two"
+    sglang = "ImportError: cannot import name 'x'\n[13:25:10] SIGQUIT received. It usually means one child failed.\n"
+    assert error_line(sglang) == "ImportError: cannot import name 'x'"
+    vllm = "(EngineCore pid=7) ERROR 12-01 core.py:9] ValueError: no memory left\nRuntime failed, see above\n"
+    assert error_line(vllm).endswith("ValueError: no memory left")
     assert error_line("") == "(the log is empty)"
 
 

@@ -43,7 +43,10 @@ def describe(event: SeenEvent) -> str | None:
         case "server.starting":
             return f"  server: {data['engine']}, profile {data['profile']}, {data['url']}"
         case "server.ready":
-            return f"  ready after {seconds(data['seconds'])}"
+            exposed = data.get("exposed") or []
+            ports = ", ".join(map(str, exposed))
+            warning = f"; it listens on all interfaces at {ports}: whoever reaches this machine reaches it"
+            return f"  ready after {seconds(data['seconds'])}" + (warning if exposed else "")
         case "job.started":
             return f"  {data['job']}: started"
         case "job.done":

@@ -26,6 +26,8 @@ STALLED_CPU_SHARE = 0.02
 %.
 """
 
+# What Python says last of an exception, behind whatever a logger puts before it.
+_EXCEPTION_LINE = re.compile(r"(?:^|[\s:])(?:[A-Za-z_][\w.]*\.)?[A-Z]\w*(?:Error|Exception|Interrupt): \S")
 _ERROR_LINE = re.compile(r"error|exception|cannot|failed|out of memory|killed|refused", re.IGNORECASE)
 _LOG_TAIL_BYTES = 16_384
 
@@ -94,11 +96,15 @@ def loading_progress(first: Pulse, now: Pulse, checkpoint_bytes: int) -> Progres
 
 
 def error_line(log_tail: str) -> str:
-    """The line that most likely says why: the last one that speaks of an error, else the last one at all."""
+    """The line that most likely says why: the last exception, else the last that speaks of an error, else the last.
+
+    SGLang's own last words are that a child failed, and that it collects its diagnostics.
+    """
     lines = [line.strip() for line in log_tail.splitlines() if line.strip()]
-    for line in reversed(lines):
-        if _ERROR_LINE.search(line):
-            return line
+    for pattern in (_EXCEPTION_LINE, _ERROR_LINE):
+        for line in reversed(lines):
+            if pattern.search(line):
+                return line
     return lines[-1] if lines else "(the log is empty)"
 
 

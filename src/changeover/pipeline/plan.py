@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 
 from changeover.engines.models import ModelFacts, describe_model
 from changeover.engines.registry import get_engine
+from changeover.engines.versions import installed_version, version_refusal
 from changeover.machine.errors import InvalidInput
 from changeover.pipeline.commands import aux_boundaries, planned_launch
 from changeover.pipeline.estimates import Estimate, disk_refusal, expected_tokens, minutes, states_bytes
@@ -238,9 +240,12 @@ def _refusals(
 ) -> list[str]:
     found = []
     engine = get_engine(spec.engine.kind)
+    version = installed_version(spec.engine.kind, spec.engine.python or sys.executable)
     for phase in spec.phases:
         if phase.server is None:
             continue
+        too_old = version_refusal(spec.engine.kind, version, phase.server.profile)
+        found += [f"{phase.name}: {too_old}"] if too_old else []
         for boundary in aux_boundaries(phase.server, model) if phase.server.profile == "capture" else ():
             if boundary > model.layers:
                 found.append(

@@ -16,6 +16,7 @@ from changeover.teardown.leftovers import observe
 
 SERVER = "server"
 _MEMBERS_PERIOD_S = 1.0
+_ANY = ("0.0.0.0", "::")  # noqa: S104 - looked for, not bound
 _SENDER_STOP_S = 30.0
 
 
@@ -33,6 +34,16 @@ class PhaseProcesses:
         self._phase = phase
         self._held: dict[str, _Held] = {}
         self._members_due = Throttle(context.machine.clock.monotonic, _MEMBERS_PERIOD_S)
+
+    def exposed_ports(self, name: str) -> list[int]:
+        """On which ports its processes listen for the whole world (SGLang opens a random high one so)."""
+        machine = self._context.machine
+        open_to_all = {
+            f"socket:[{one.inode}]": one.port for one in machine.listeners() if one.address in _ANY
+        }
+        members = self._held[name].target.members
+        held = {path.path for member in members for path in machine.open_paths(member.pid)}
+        return sorted({port for path, port in open_to_all.items() if path in held})
 
     def start(
         self,

@@ -7,6 +7,7 @@ from typing import NoReturn
 from changeover.engines.protocol import ServerCommand
 from changeover.engines.readiness import wait_ready
 from changeover.engines.registry import get_engine
+from changeover.engines.versions import installed_version
 from changeover.machine.progress import Progress
 from changeover.pipeline.commands import server_command
 from changeover.pipeline.context import PhaseFailed, PortTaken, RunContext
@@ -38,6 +39,7 @@ def start_server(
         EventName.SERVER_STARTING,
         phase=phase,
         engine=context.spec.engine.kind,
+        version=installed_version(context.spec.engine.kind, command.argv[0]),
         profile=spec.profile,
         argv=list(command.argv),
         env=dict(command.env),
@@ -70,7 +72,11 @@ def start_server(
     _wait_until_ready(context, phase, spec, owned, command, processes)
     processes.look_for_members()
     journal.append(
-        EventName.SERVER_READY, phase=phase, seconds=clock.monotonic() - started_s, url=command.url
+        EventName.SERVER_READY,
+        phase=phase,
+        seconds=clock.monotonic() - started_s,
+        url=command.url,
+        exposed=processes.exposed_ports(SERVER),
     )
     return command.url
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import subprocess
+import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from changeover import __version__
+from changeover.engines.versions import installed_version
 from changeover.machine.errors import ChangeoverError
 from changeover.machine.progress import Progress, ProgressSink
 from changeover.pipeline.commands import aux_boundaries, capture_dir
@@ -95,12 +98,19 @@ def _collect_params(
         "vocab": model.vocab,
         "boundaries": list(aux_boundaries(phase.server, model)),
         "engine_kind": context.spec.engine.kind,
+        "engine_version": _engine_version(context),
         "max_tokens": job.max_tokens,
         "concurrency": job.concurrency,
         "held_out_fraction": job.held_out,
         "staging_budget_bytes": job.staging_budget_mib * 2**20,
         "disk_reserve_bytes": int(job.disk_reserve_gib * 2**30),
     }
+
+
+def _engine_version(context: RunContext) -> str:
+    """The embedded engine is this program."""
+    engine = context.spec.engine
+    return installed_version(engine.kind, engine.python or sys.executable) or __version__
 
 
 def _train_params(context: RunContext, job: TrainJob, folder: Path) -> dict[str, Any]:

@@ -65,6 +65,6 @@ def _write(folder, name, tensors):
 
 
 def _is_first_rank():
-    from sglang.srt.distributed import get_tensor_model_parallel_rank
+    from sglang.srt.distributed import parallel_state
 
-    return get_tensor_model_parallel_rank() == 0
+    return parallel_state.get_tensor_model_parallel_rank() == 0
