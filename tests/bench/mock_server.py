@@ -30,6 +30,7 @@ class Script:
     usage: bool = True
     usage_in_chunks: bool = True
     speculation: dict[str, int] | None = None
+    sglext: dict[str, Any] | None = None
     cached_tokens: int | None = None
     finish: str | None = "stop"
     status: int = 200
@@ -90,6 +91,8 @@ class MockServer:
                     chunk["usage"]["prompt_tokens_details"] = {"cached_tokens": script.cached_tokens}
                 if script.speculation is not None and not choices:
                     chunk["usage"]["speculation"] = script.speculation
+            if script.sglext is not None and not choices:
+                chunk["sglext"] = script.sglext
             await response.write(b"data: " + json.dumps(chunk).encode() + b"\n\n")
 
         def choice(text: str, finish: str | None = None) -> dict[str, Any]:

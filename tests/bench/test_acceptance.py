@@ -15,6 +15,7 @@ from changeover.bench.acceptance import (
     NO_COUNTERS,
     Acceptance,
     acceptance_between,
+    acceptance_of,
     engine_of,
     generated_between,
     pool_acceptance,
@@ -75,6 +76,16 @@ def test_gauge_is_not_taken_for_the_acceptance_of_the_repeat() -> None:
     counters = read_counters("sglang:spec_accept_length 2.9\n")
     acceptance, reason = acceptance_between({}, counters, speculation_names("sglang"))
     assert (acceptance, reason) == (None, "no counters of drafts; only the gauge sglang:spec_accept_length")
+
+
+def test_what_each_answer_says_is_added_up_and_one_that_says_nothing_is_no_sample() -> None:
+    answers = [Acceptance(17, 51, 15), Acceptance(3, 9, 0)]
+    assert acceptance_of(answers) == (Acceptance(20, 60, 15), None)
+    assert acceptance_of([*answers, None]) == (
+        None,
+        "1 of 3 answers do not say what was drafted for them",
+    )
+    assert acceptance_of([Acceptance(0, 0, 0)]) == (None, "the server made no draft in this repeat")
 
 
 def test_server_without_speculation_says_so() -> None:

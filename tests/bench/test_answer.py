@@ -122,6 +122,12 @@ def test_what_was_drafted_for_the_request_comes_from_the_last_usage() -> None:
     )
 
 
+def test_sglang_says_it_beside_the_usage() -> None:
+    details = {"spec_verify_ct": 17, "spec_num_proposed_drafts": 51, "spec_num_correct_drafts": 15}
+    last = {"choices": [], "usage": {"completion_tokens": 9}, "sglext": {"spec_tokens_details": details}}
+    assert read(chunk({"content": "a"}, tokens=1), last).speculation == Acceptance(17, 51, 15)
+
+
 @pytest.mark.parametrize("said", [None, [], {}, {"drafts": 4, "draft_tokens": -1, "accepted_tokens": 5}])
 def test_speculation_that_is_not_counts_is_unknown(said: object) -> None:
     assert read(usage(1, speculation=said)).speculation is None

@@ -76,6 +76,18 @@ def test_vllm_54227_repeats_are_kept_out_of_the_prefix_cache_of_vllm(measure: Me
     assert result["server"]["engine"] == "vllm" and result["load"]["cache_salt"]
 
 
+def test_the_acceptance_of_sglang_is_what_its_answers_say(measure: Measure) -> None:
+    details = {"spec_verify_ct": 4, "spec_num_proposed_drafts": 12, "spec_num_correct_drafts": 6}
+    script = Script(sglext={"spec_tokens_details": details})
+    with serving(script, metrics=lambda: "sglang:spec_accept_length 9\n") as server:
+        result = measure(server.url, repeats=1)
+    assert all(body["return_spec_tokens_details"] for body in server.bodies)
+    [level] = result["levels"]
+    said = level["summary"]["acceptance"]
+    answers = len(level["repeats"][0]["acceptance_by_request"])
+    assert (said["drafts"], said["accepted_tokens"], said["length"]) == (4 * answers, 6 * answers, 2.5)
+
+
 def test_vllm_54227_cached_prompt_tokens_are_a_warning(measure: Measure) -> None:
     with serving(Script(cached_tokens=6)) as server:
         result = measure(server.url)

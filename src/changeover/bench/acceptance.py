@@ -2,7 +2,8 @@
 
 A lifetime average would hold the warm-up and whatever ran before (sglang#34743), and one data-parallel rank
 is not the server, so counters are summed over all label sets and subtracted. Gauges (SGLang's
-``spec_accept_length``) cannot be subtracted and are not used.
+``spec_accept_length``) cannot be subtracted and are not used: SGLang says in each answer what it drafted and accepted,
+and those are added up.
 
 How sure a length is shows in how it differs between prompts; for that, a server must say in each answer what it
 drafted and accepted.
@@ -27,6 +28,7 @@ NO_COUNTERS = SpeculationMetrics(None, None, None)
 RESAMPLES = 2_000
 SEED = 0
 FEWEST_PROMPTS = 5
+_COUNTS = ("drafts", "draft_tokens", "accepted_tokens")
 INTERVAL_METHOD = (
     f"95 % interval of the length by percentile bootstrap over prompts: {RESAMPLES:,} resamples, seed {SEED}; a "
     "prompt's counts are summed over its requests and repeats, as they are not independent"
@@ -109,6 +111,20 @@ def acceptance_between(
     return Acceptance(*deltas), None
 
 
+def acceptance_of(answers: Sequence[Acceptance | None]) -> tuple[Acceptance | None, str | None]:
+    """The acceptance of a repeat from what its answers say, or None with the reason: one that is missing would be a
+    sample of a choice that nobody made.
+    """
+    said = [one for one in answers if one is not None]
+    if len(said) < len(answers):
+        return (
+            None,
+            f"{len(answers) - len(said)} of {len(answers)} answers do not say what was drafted for them",
+        )
+    whole = Acceptance(*(sum(getattr(one, name) for one in said) for name in _COUNTS))
+    return (whole, None) if whole.drafts else (None, "the server made no draft in this repeat")
+
+
 def pool_acceptance(repeats: Sequence[Mapping[str, Any]], distinct_prompts: int) -> dict[str, Any] | None:
     """The acceptance of a level: counts summed over its repeats, and an ``interval`` of the length (or a
     ``reason``); None when any repeat lacks counts.
@@ -116,8 +132,7 @@ def pool_acceptance(repeats: Sequence[Mapping[str, Any]], distinct_prompts: int)
     parts = [repeat["acceptance"] for repeat in repeats]
     if any(part is None for part in parts):
         return None
-    names = ("drafts", "draft_tokens", "accepted_tokens")
-    pooled = Acceptance(*(sum(part[name] for part in parts) for name in names))
+    pooled = Acceptance(*(sum(part[name] for part in parts) for name in _COUNTS))
     interval, reason = length_interval(
         pooled,
         prompt_counts([repeat.get("acceptance_by_request", ()) for repeat in repeats], distinct_prompts),

@@ -17,6 +17,8 @@ from changeover.bench.acceptance import Acceptance
 
 # Finish reasons with which a server says that it gave up on the request although HTTP said 200:
 # SGLang answers {"finish_reason": "abort"}, vLLM "abort" and "error".
+# SGLang 0.5.23, SpecTokensDetails: verify steps, drafts proposed, drafts found correct.
+_SGLANG_COUNTS = ("spec_verify_ct", "spec_num_proposed_drafts", "spec_num_correct_drafts")
 FAILED_FINISHES = frozenset({"abort", "error"})
 
 
@@ -76,6 +78,7 @@ class AnswerReader:
         self.last_s: float | None = None
         self.finish_reason: str | None = None
         self.usage: dict[str, Any] = {}
+        self.sglang_speculation: dict[str, Any] | None = None
         self.done = False
         self.failure: Failure | None = None
 
@@ -101,6 +104,9 @@ class AnswerReader:
         usage = chunk.get("usage")
         if isinstance(usage, dict):
             self.usage = usage
+        sglext = chunk.get("sglext")
+        if isinstance(sglext, dict) and isinstance(sglext.get("spec_tokens_details"), dict):
+            self.sglang_speculation = sglext["spec_tokens_details"]
         choices = chunk.get("choices") or []
         if not choices:  # the closing usage chunk: a count, not an arrival
             return
@@ -135,10 +141,12 @@ class AnswerReader:
 
     @property
     def speculation(self) -> Acceptance | None:
-        said = self.usage.get("speculation")
+        said, names = self.usage.get("speculation"), ("drafts", "draft_tokens", "accepted_tokens")
+        if self.sglang_speculation is not None:
+            said, names = self.sglang_speculation, _SGLANG_COUNTS
         if not isinstance(said, dict):
             return None
-        counts = [_count(said.get(name)) for name in ("drafts", "draft_tokens", "accepted_tokens")]
+        counts = [_count(said.get(name)) for name in names]
         known = [count for count in counts if count is not None]
         return Acceptance(*known) if len(known) == len(counts) else None
 

@@ -112,6 +112,8 @@ def build_requests(prompts: Sequence[Prompt], sampling: Sampling, salt: str) -> 
             body["ignore_eos"] = True
         if sampling.engine in ("vllm", "sglang"):
             body["cache_salt"] = f"{salt}:{index}"
+        if sampling.engine == "sglang":  # it counts drafts by request only; sent to no other server
+            body["return_spec_tokens_details"] = True
         requests.append(Request(index, prompt.id, json.dumps(body).encode()))
     return requests
 

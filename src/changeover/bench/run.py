@@ -20,6 +20,7 @@ from changeover import __version__
 from changeover.bench.acceptance import (
     Acceptance,
     acceptance_between,
+    acceptance_of,
     engine_of,
     generated_between,
     read_counters,
@@ -158,6 +159,8 @@ class _Measurement:
         else:
             counters = read_counters(before), read_counters(after)
             acceptance, why = acceptance_between(*counters, speculation_names(sampling.engine))
+            if acceptance is None and speculation_names(sampling.engine).by_request:
+                acceptance, why = acceptance_of([answer.speculation for answer in answers])
             warnings = traffic_warnings(generated_between(*counters), answers, where)
         return Repeat(
             repeat=number,

@@ -82,13 +82,15 @@ class ServerCommand:
 class SpeculationMetrics:
     """Names in the server's Prometheus text; None where the engine has no such counter.
 
-    Acceptance length = 1 + accepted / drafts, or the gauge ``acceptance_length`` where only that exists.
+    Acceptance length = 1 + accepted / drafts; the gauge ``acceptance_length`` is named where there are no counters.
+    ``by_request``: each answer says its own counts.
     """
 
     drafts: str | None
     draft_tokens: str | None
     accepted_tokens: str | None
     acceptance_length: str | None = None
+    by_request: bool = False
 
 
 class Engine(Protocol):
