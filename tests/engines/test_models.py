@@ -93,6 +93,7 @@ class Given:
     hidden: int = 7168
     vocab: int = 163840
     weights_gib: float = 554.0
+    model_type: str = "kimi_k25"
 
 
 def test_a_plan_takes_the_users_word_for_a_model_that_is_elsewhere() -> None:

@@ -105,10 +105,12 @@ class Seen:
     def states(self) -> StatesReader:
         return StatesReader(self.run.job(self.phases.index("capture"), "capture", "collect") / "states")
 
-    def acceptance(self) -> dict[str, Any]:
+    def acceptance(self) -> tuple[int, int, int]:
+        """Requests, drafts, accepted tokens."""
         job = self.run.job(self.phases.index("speculative"), "speculative", "held-out")
         [level] = json.loads((job / "result.json").read_text())["levels"]
-        return level["summary"]["acceptance"]  # type: ignore[no-any-return]
+        said = level["summary"]["acceptance"]
+        return len(level["repeats"][0]["acceptance_by_request"]), said["drafts"], said["accepted_tokens"]
 
 
 def seen(folder: Path, engine: dict[str, Any], model: Path, phases: list[dict[str, Any]]) -> Seen:
@@ -178,10 +180,11 @@ def expect_the_same(one: Seen, reference: Seen) -> None:
     assert one.answers("plain") == plain == one.answers("drafted") == reference.answers("drafted")
     assert read_manifest(one.states().root).sealed
     expect_same_states(reference.states(), one.states())
-    counts = [
-        (each["drafts"], each["accepted_tokens"]) for each in (one.acceptance(), reference.acceptance())
-    ]
-    assert counts[0] == counts[1] and counts[0][1] > 0
+    requests, drafts, accepted = reference.acceptance()
+    _, their_drafts, their_accepted = one.acceptance()
+    assert their_accepted == accepted > 0
+    # Where one token is left, the embedded engine does not draft any more; vLLM does, once a request.
+    assert drafts <= their_drafts <= drafts + requests
 
 
 def test_vllm_through_every_phase_gives_what_the_embedded_engine_gives(
