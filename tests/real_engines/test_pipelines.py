@@ -183,7 +183,7 @@ def expect_the_same(one: Seen, reference: Seen) -> None:
     requests, drafts, accepted = reference.acceptance()
     _, their_drafts, their_accepted = one.acceptance()
     assert their_accepted == accepted > 0
-    # Where one token is left, the embedded engine does not draft any more; vLLM does, once a request.
+    # Where one token is left, the embedded engine does not draft any more; vLLM and SGLang do, once a request.
     assert drafts <= their_drafts <= drafts + requests
 
 
