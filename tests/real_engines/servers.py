@@ -23,6 +23,11 @@ from changeover.machine.processes import read_boot_id, read_command, read_proces
 from changeover.teardown.launch import Owned, launch
 
 START_LIMIT_S = 280.0
+SGLANG_ON_A_CPU = [
+    *("--device", "cpu", "--attention-backend", "torch_native", "--sampling-backend", "pytorch"),
+    *("--max-total-tokens", "4096", "--sleep-on-idle"),
+    *("--cuda-graph-backend-decode", "disabled", "--cuda-graph-backend-prefill", "disabled"),
+]
 
 
 @dataclass
@@ -40,9 +45,7 @@ class Engine:
         if self.kind == "vllm":
             flags = ["--enforce-eager", "--max-model-len", "1024", "--dtype", "float32"]
             return [python, str(self.home / "bin" / "vllm"), "serve", str(self.model), *flags, *address]
-        flags = ["--device", "cpu", "--attention-backend", "torch_native", "--sampling-backend", "pytorch"]
-        flags += ["--mem-fraction-static", "0.1", "--max-total-tokens", "4096", "--sleep-on-idle"]
-        flags += ["--cuda-graph-backend-decode", "disabled", "--cuda-graph-backend-prefill", "disabled"]
+        flags = ["--mem-fraction-static", "0.1", *SGLANG_ON_A_CPU]
         return [python, "-m", "sglang.launch_server", "--model-path", str(self.model), *flags, *address]
 
     def environment(self) -> dict[str, str]:

@@ -127,7 +127,7 @@ FAULTS = {
     "other ids": ("invalid", "not those of the answer", 1),
     "chunked": ("invalid", "aux of shape", 1),
     "before the norm": ("invalid", "pre-norm", 1),
-    "truncated": ("invalid", "outside the file", 1),
+    "truncated": ("invalid", "does not lie in the file", 1),
     "no file": ("invalid", "No such file", 1),
     "short": ("invalid", "1 token", 1),
 }

@@ -11,21 +11,17 @@ import numpy as np
 import pytest
 
 from changeover.machine.errors import InvalidInput
-from changeover.states import sources
+from changeover.machine.simulated_world import SimulatedClock
 from changeover.states.captures import CaptureInvalid
 from changeover.states.final_norm import FinalNorm, read_final_norm
 from changeover.states.params import CollectParams
-from changeover.states.sources import SglangSource, VllmSource, capture_source, wait_for_file
+from changeover.states.sources import FILE_WAIT_S, SglangSource, VllmSource, capture_source, wait_for_file
 from changeover.states.staging import Staging, capture_name
-from changeover.states.tensors import TensorFileInvalid, read_tensor, read_tensor_header, to_bf16_bits
+from changeover.states.tensors import TensorFile, TensorFileInvalid, to_bf16_bits
 from tests.states.fake_server import write_safetensors
 
 H, BOUNDARIES = 4, (2, 4, 5)
 NORM = FinalNorm(np.array([1.0, 2.0, 0.5, 1.0], np.float32), eps=1e-5)
-
-
-def no_wait(_path: Path) -> None:
-    return
 
 
 def vllm_body(prompt: list[int], output: list[int], **usage: int) -> dict[str, Any]:
@@ -52,7 +48,7 @@ def write_vllm(
 
 
 def test_vllm_gives_the_last_layers_output_and_we_apply_the_norm(tmp_path: Path) -> None:
-    source = VllmSource(BOUNDARIES, NORM, no_wait)
+    source = VllmSource(BOUNDARIES, NORM, SimulatedClock())
     assert source.request_fields("x.safetensors") == {
         "kv_transfer_params": {"changeover_name": "x.safetensors", "include_output_tokens": True},
         "return_token_ids": True,
@@ -77,7 +73,7 @@ def test_vllm_gives_the_last_layers_output_and_we_apply_the_norm(tmp_path: Path)
 
 @pytest.mark.parametrize("dtype", ["F16", "BF16"])
 def test_half_precision_is_read_too(tmp_path: Path, dtype: str) -> None:
-    source = VllmSource(BOUNDARIES, NORM, no_wait)
+    source = VllmSource(BOUNDARIES, NORM, SimulatedClock())
     answer = source.answer(vllm_body([5, 6, 7], [8, 9]), "x")
     states = write_vllm(tmp_path / "x", dtype=dtype)
     aux = (source.read(tmp_path / "x", answer).aux.astype(np.uint32) << 16).view(np.float32)
@@ -95,7 +91,7 @@ def test_half_precision_is_read_too(tmp_path: Path, dtype: str) -> None:
 )
 def test_an_answer_that_is_not_whole_is_invalid(body: Any, words: str) -> None:
     with pytest.raises(CaptureInvalid, match=words):
-        VllmSource(BOUNDARIES, NORM, no_wait).answer(body, "x")
+        VllmSource(BOUNDARIES, NORM, SimulatedClock()).answer(body, "x")
 
 
 @pytest.mark.parametrize(
@@ -105,23 +101,23 @@ def test_an_answer_that_is_not_whole_is_invalid(body: Any, words: str) -> None:
 def test_a_file_that_is_not_as_it_must_be_is_invalid(
     tmp_path: Path, facts: dict[str, Any], words: str
 ) -> None:
-    source = VllmSource(BOUNDARIES, NORM, no_wait)
+    source = VllmSource(BOUNDARIES, NORM, SimulatedClock())
     write_vllm(tmp_path / "x", **facts)
     with pytest.raises(CaptureInvalid, match=words):
         source.read(tmp_path / "x", source.answer(vllm_body([5, 6, 7], [8, 9]), "x"))
 
 
-def test_a_server_that_answers_and_never_writes_is_found_out(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_server_that_answers_and_never_writes_is_found_out(tmp_path: Path) -> None:
     """vLLM's stock connector on a CPU: 200, a path, and no file for ever."""
-    monkeypatch.setattr(sources, "FILE_WAIT_S", 0.05)
+    clock = SimulatedClock()
+    started_s = clock.monotonic()
     with pytest.raises(CaptureInvalid, match="no file x is there: it captures nothing"):
-        wait_for_file(tmp_path / "x")
+        wait_for_file(tmp_path / "x", clock)
+    assert FILE_WAIT_S <= clock.monotonic() - started_s < FILE_WAIT_S + 1.0
 
 
 def test_sglang_is_asked_a_second_time_with_the_ids_that_were_announced(tmp_path: Path) -> None:
-    source = SglangSource(BOUNDARIES, no_wait)
+    source = SglangSource(BOUNDARIES, SimulatedClock())
     body = sglang_body([5, 6, 7], [8, 9])
     path = tmp_path / capture_name("a")
     where, then = source.second_request(body, path)
@@ -182,7 +178,7 @@ def test_an_engine_that_captures_nothing_is_refused(tmp_path: Path) -> None:
         engine_kind="mystery",
     )
     with pytest.raises(InvalidInput, match="embedded, sglang or vllm"):
-        capture_source(params)
+        capture_source(params, SimulatedClock())
 
 
 @pytest.mark.parametrize(
@@ -198,7 +194,7 @@ def test_an_engine_that_captures_nothing_is_refused(tmp_path: Path) -> None:
 def test_what_is_no_safetensors_file_is_said_to_be_none(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "x").write_bytes(content)
     with pytest.raises(TensorFileInvalid):
-        read_tensor_header(tmp_path / "x")
+        TensorFile(tmp_path / "x")
 
 
 @pytest.mark.parametrize(
@@ -217,4 +213,4 @@ def test_a_tensor_that_does_not_lie_in_its_file_is_not_read(tmp_path: Path, fact
     text = json.dumps({"a": whole}).encode()
     (tmp_path / "x").write_bytes(len(text).to_bytes(8, "little") + text + bytes(8))
     with pytest.raises(TensorFileInvalid):
-        read_tensor(tmp_path / "x", read_tensor_header(tmp_path / "x"), "a")
+        TensorFile(tmp_path / "x").read("a")

@@ -28,7 +28,8 @@ NO_COUNTERS = SpeculationMetrics(None, None, None)
 RESAMPLES = 2_000
 SEED = 0
 FEWEST_PROMPTS = 5
-_COUNTS = ("drafts", "draft_tokens", "accepted_tokens")
+NO_DRAFT = "the server made no draft in this repeat"
+COUNTS = ("drafts", "draft_tokens", "accepted_tokens")
 INTERVAL_METHOD = (
     f"95 % interval of the length by percentile bootstrap over prompts: {RESAMPLES:,} resamples, seed {SEED}; a "
     "prompt's counts are summed over its requests and repeats, as they are not independent"
@@ -107,7 +108,7 @@ def acceptance_between(
             return None, f"{name} went backwards, from {first:.0f} to {last:.0f}: the server was reset"
         deltas.append(round(last - first))
     if deltas[0] == 0:
-        return None, "the server made no draft in this repeat"
+        return None, NO_DRAFT
     return Acceptance(*deltas), None
 
 
@@ -121,8 +122,8 @@ def acceptance_of(answers: Sequence[Acceptance | None]) -> tuple[Acceptance | No
             None,
             f"{len(answers) - len(said)} of {len(answers)} answers do not say what was drafted for them",
         )
-    whole = Acceptance(*(sum(getattr(one, name) for one in said) for name in _COUNTS))
-    return (whole, None) if whole.drafts else (None, "the server made no draft in this repeat")
+    whole = Acceptance(*(sum(getattr(one, name) for one in said) for name in COUNTS))
+    return (whole, None) if whole.drafts else (None, NO_DRAFT)
 
 
 def pool_acceptance(repeats: Sequence[Mapping[str, Any]], distinct_prompts: int) -> dict[str, Any] | None:
@@ -132,7 +133,7 @@ def pool_acceptance(repeats: Sequence[Mapping[str, Any]], distinct_prompts: int)
     parts = [repeat["acceptance"] for repeat in repeats]
     if any(part is None for part in parts):
         return None
-    pooled = Acceptance(*(sum(part[name] for part in parts) for name in _COUNTS))
+    pooled = Acceptance(*(sum(part[name] for part in parts) for name in COUNTS))
     interval, reason = length_interval(
         pooled,
         prompt_counts([repeat.get("acceptance_by_request", ()) for repeat in repeats], distinct_prompts),

@@ -13,13 +13,13 @@ from typing import Any
 
 import orjson
 
-from changeover.bench.acceptance import Acceptance
+from changeover.bench.acceptance import COUNTS, Acceptance
 
 # Finish reasons with which a server says that it gave up on the request although HTTP said 200:
 # SGLang answers {"finish_reason": "abort"}, vLLM "abort" and "error".
+FAILED_FINISHES = frozenset({"abort", "error"})
 # SGLang 0.5.23, SpecTokensDetails: verify steps, drafts proposed, drafts found correct.
 _SGLANG_COUNTS = ("spec_verify_ct", "spec_num_proposed_drafts", "spec_num_correct_drafts")
-FAILED_FINISHES = frozenset({"abort", "error"})
 
 
 @dataclass(frozen=True)
@@ -141,7 +141,7 @@ class AnswerReader:
 
     @property
     def speculation(self) -> Acceptance | None:
-        said, names = self.usage.get("speculation"), ("drafts", "draft_tokens", "accepted_tokens")
+        said, names = self.usage.get("speculation"), COUNTS
         if self.sglang_speculation is not None:
             said, names = self.sglang_speculation, _SGLANG_COUNTS
         if not isinstance(said, dict):

@@ -158,9 +158,11 @@ class _Measurement:
             why: str | None = no_metrics_before or no_metrics_after
         else:
             counters = read_counters(before), read_counters(after)
-            acceptance, why = acceptance_between(*counters, speculation_names(sampling.engine))
-            if acceptance is None and speculation_names(sampling.engine).by_request:
+            names = speculation_names(sampling.engine)
+            if names.by_request:
                 acceptance, why = acceptance_of([answer.speculation for answer in answers])
+            else:
+                acceptance, why = acceptance_between(*counters, names)
             warnings = traffic_warnings(generated_between(*counters), answers, where)
         return Repeat(
             repeat=number,

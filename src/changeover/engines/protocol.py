@@ -6,12 +6,14 @@ out, and under which names it counts speculation. It starts nothing itself: a :c
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, Protocol
 
 from changeover.machine import http
+from changeover.machine.bounded import first_on_python_path
 from changeover.teardown.drains import LoadReading
 from changeover.teardown.footprint import Drain, StopPolicy
 
@@ -26,11 +28,13 @@ __all__ = [
     "generate_one_token",
     "is_healthy",
     "load_or_none",
+    "side_environment",
 ]
 
 Profile = Literal["production", "capture", "speculative"]
 
 LOOPBACK = "127.0.0.1"
+SIDE = Path(__file__).parent / "side"
 
 
 @dataclass(frozen=True)
@@ -124,6 +128,11 @@ class Engine(Protocol):
         ...
 
     def drain(self, command: ServerCommand) -> Drain | None: ...
+
+
+def side_environment() -> dict[str, str]:
+    """So that an engine finds what it is to load of ours (``engines/side``), before what the user's own path has."""
+    return {"PYTHONPATH": first_on_python_path(str(SIDE), os.environ)}
 
 
 def is_healthy(url: str) -> bool:

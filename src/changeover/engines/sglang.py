@@ -7,8 +7,6 @@ Read in SGLang 0.5.23: ``server_args.py`` (flags), ``tokenizer_manager.py`` (the
 from __future__ import annotations
 
 import json
-import os
-from pathlib import Path
 
 from changeover.engines.protocol import (
     LaunchSpec,
@@ -17,11 +15,11 @@ from changeover.engines.protocol import (
     SpeculationMetrics,
     is_healthy,
     load_or_none,
+    side_environment,
 )
 from changeover.teardown.drains import drain_for, sglang_load
 from changeover.teardown.footprint import Drain, StopPolicy
 
-SIDE = Path(__file__).parent / "sglang_side"
 MAX_PORT = 65535
 NCCL_PORT_OFFSET = 1000
 """Where we put ``--nccl-port``, so that the port is known and can be proven free afterwards."""
@@ -97,7 +95,7 @@ class SglangEngine:
             argv=tuple(argv),
             # Worker titles would otherwise overwrite the environment that proves whose they are.
             env={
-                **({"PYTHONPATH": _side_path()} if launch.profile == "capture" else {}),
+                **(side_environment() if launch.profile == "capture" else {}),
                 "SPT_NOENV": "1",
                 "HF_HUB_OFFLINE": "1",
                 **launch.env,
@@ -125,11 +123,6 @@ def _hook(launch: LaunchSpec) -> dict[str, object]:
         "hook_factory": "changeover_hooks:capture",
         "config": {"folder": str(launch.capture_dir), "layers": len(launch.aux_ids)},
     }
-
-
-def _side_path() -> str:
-    """Where SGLang finds our hook; what the user's own PYTHONPATH has comes after it."""
-    return os.pathsep.join(filter(None, (str(SIDE), os.environ.get("PYTHONPATH"))))
 
 
 def _value_after(flags: tuple[str, ...], name: str) -> str | None:

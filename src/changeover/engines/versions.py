@@ -26,6 +26,10 @@ class Support:
     why: str
     run_with: tuple[str, ...]
 
+    @property
+    def oldest_that_captures(self) -> str:
+        return ".".join(map(str, self.captures_since))
+
 
 SUPPORT = {
     "sglang": Support(
@@ -60,7 +64,7 @@ def version_refusal(kind: str, version: str | None, profile: Profile) -> str | N
     support = SUPPORT[kind]
     if parsed(version) >= support.captures_since:
         return None
-    wanted = ".".join(map(str, support.captures_since))
+    wanted = support.oldest_that_captures
     return f"profile capture: expected {kind} {wanted} or newer; saw {version} ({support.why})"
 
 

@@ -7,8 +7,6 @@ Read in vLLM 0.32 and 0.33: ``entrypoints/launcher.py`` and ``v1/engine/utils.py
 from __future__ import annotations
 
 import json
-import os
-from pathlib import Path
 
 from changeover.engines.protocol import (
     LaunchSpec,
@@ -17,12 +15,12 @@ from changeover.engines.protocol import (
     SpeculationMetrics,
     is_healthy,
     load_or_none,
+    side_environment,
 )
 from changeover.teardown.drains import drain_for, vllm_load
 from changeover.teardown.footprint import Drain, StopPolicy
 
 SHUTDOWN_TIMEOUT_S = 60
-SIDE = Path(__file__).parent / "vllm_side"
 
 
 class VllmEngine:
@@ -91,7 +89,7 @@ class VllmEngine:
         return ServerCommand(
             argv=tuple(argv),
             env={
-                **(_side_path(launch) if launch.profile == "capture" else {}),
+                **(side_environment() if launch.profile == "capture" else {}),
                 "SPT_NOENV": "1",
                 "HF_HUB_OFFLINE": "1",
                 "VLLM_NO_USAGE_STATS": "1",
@@ -130,11 +128,6 @@ def _extraction(boundaries: list[int]) -> dict[str, object]:
         "num_speculative_tokens": 1,
         "draft_model_config": {"hf_config": {"eagle_aux_hidden_state_layer_ids": boundaries}},
     }
-
-
-def _side_path(launch: LaunchSpec) -> dict[str, str]:
-    """Where vLLM finds our connector; what the user's own PYTHONPATH has comes after it."""
-    return {"PYTHONPATH": os.pathsep.join(filter(None, (str(SIDE), os.environ.get("PYTHONPATH"))))}
 
 
 def _connector(folder: str) -> dict[str, object]:

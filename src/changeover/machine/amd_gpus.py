@@ -6,14 +6,20 @@ the last of them has ended (ROCm/rocm-systems #7331), which would look as if our
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
+from changeover.machine.amd_probe import UUID_PREFIX
 from changeover.machine.bounded import Answer, run_probe
-from changeover.machine.gpus import ContextReading, GpuReading, Presence, context_reading, parse_reading
+from changeover.machine.gpus import (
+    NO_GPU,
+    ContextReading,
+    GpuReading,
+    Presence,
+    context_reading,
+    read_answer,
+)
 
 KFD = Path("/dev/kfd")
-UUID_PREFIX = "AMD-"  # and then the PCI address: HIP finds a device by that
 _HIDING = ("HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL")
 
 
@@ -25,15 +31,12 @@ def no_amd_driver(kfd: Path = KFD) -> bool:
 def read_amd(timeout_s: float) -> GpuReading:
     """All AMD GPUs, read in a child with a deadline."""
     if no_amd_driver():
-        return GpuReading(Presence.ABSENT, note="no GPU present")
+        return NO_GPU
     result = run_probe("changeover.machine.amd_probe", timeout_s=timeout_s)
     if result.answer is not Answer.GIVEN:
         return GpuReading(Presence.UNREADABLE, note=f"amdsmi: {result.note}")
-    try:
-        # What the library prints of itself comes before the one line that is ours.
-        return parse_reading(json.loads(result.output.splitlines()[-1]))
-    except (ValueError, KeyError, TypeError, IndexError) as error:
-        return GpuReading(Presence.UNREADABLE, note=f"the amdsmi probe answered nonsense: {error}")
+    *_, ours = ("", *result.output.splitlines())  # what the library prints of itself comes before
+    return read_answer(ours, "amdsmi")
 
 
 def read_hip_context(uuid: str, timeout_s: float) -> ContextReading:

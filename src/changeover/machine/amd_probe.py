@@ -16,6 +16,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+UUID_PREFIX = "AMD-"  # and then the PCI address: HIP finds a device by that
 _MIB = 2**20
 _ROCM_PYTHON = Path(os.environ.get("ROCM_PATH", "/opt/rocm")) / "share" / "amd_smi"
 _CARDS = Path("/sys/class/drm")
@@ -72,7 +73,7 @@ def _largest_mib(cards: Path = _CARDS) -> float:
 def _read(smi: ModuleType, index: int, handle: Any) -> dict[str, Any]:
     vram = smi.AmdSmiMemoryType.VRAM
     return {
-        "uuid": f"AMD-{smi.amdsmi_get_gpu_device_bdf(handle)}",
+        "uuid": f"{UUID_PREFIX}{smi.amdsmi_get_gpu_device_bdf(handle)}",
         "index": index,
         "name": _known(smi, lambda: smi.amdsmi_get_gpu_asic_info(handle)["market_name"]) or "AMD GPU",
         "total_mib": smi.amdsmi_get_gpu_memory_total(handle, vram) / _MIB,

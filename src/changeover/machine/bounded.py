@@ -106,12 +106,17 @@ def run_probe(
     return run_bounded([sys.executable, "-m", module, *args], timeout_s=timeout_s, env=environment)
 
 
+def first_on_python_path(folder: str, environment: Mapping[str, str]) -> str:
+    """A ``PYTHONPATH`` with this folder before what the environment has there."""
+    return os.pathsep.join(filter(None, (folder, environment.get("PYTHONPATH"))))
+
+
 def probe_environment(env: Mapping[str, str] | None = None) -> dict[str, str]:
     """Our own environment with ``env`` added: the child imports us from where we were imported, with no cookie."""
     home = str(Path(__file__).resolve().parents[2])
     environment = {**os.environ, **(env or {})}
     environment.pop(COOKIE_VARIABLE, None)
-    environment["PYTHONPATH"] = os.pathsep.join(filter(None, (home, environment.get("PYTHONPATH"))))
+    environment["PYTHONPATH"] = first_on_python_path(home, environment)
     return environment
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from changeover.machine.amd_gpus import UUID_PREFIX, read_hip_context
+from changeover.machine.amd_gpus import read_hip_context
+from changeover.machine.amd_probe import UUID_PREFIX
 from changeover.machine.bounded import BoundedChild
 from changeover.machine.gpus import ContextReading, begin_cuda_context, context_reading
 

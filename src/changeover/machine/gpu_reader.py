@@ -7,7 +7,6 @@ coarser than the thing that it samples. It ends when its stdin closes, and so wi
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import select
 import subprocess
@@ -15,7 +14,7 @@ import sys
 import time
 
 from changeover.machine.bounded import probe_environment
-from changeover.machine.gpus import GpuReading, Presence, no_nvidia_driver, parse_reading
+from changeover.machine.gpus import NO_GPU, GpuReading, Presence, no_nvidia_driver, read_answer
 
 _END_WAIT_S = 1.0
 
@@ -28,7 +27,7 @@ class GpuReader:
 
     def read(self, timeout_s: float) -> GpuReading:
         if no_nvidia_driver():
-            return GpuReading(Presence.ABSENT, note="no GPU present")
+            return NO_GPU
         child = self._running()
         line = _ask(child, timeout_s)
         if line is None:
@@ -39,10 +38,7 @@ class GpuReader:
             )
             self.close()
             return GpuReading(Presence.UNREADABLE, note=f"NVML: {note}")
-        try:
-            return parse_reading(json.loads(line))
-        except (ValueError, KeyError, TypeError) as error:
-            return GpuReading(Presence.UNREADABLE, note=f"NVML probe answered nonsense: {error}")
+        return read_answer(line, "NVML")
 
     def begin(self) -> None:
         """Let the child enter NVML now, while others do other things; nothing is waited for."""

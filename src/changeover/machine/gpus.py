@@ -70,6 +70,9 @@ class GpuReading:
         return {gpu.uuid: gpu for gpu in self.gpus}
 
 
+NO_GPU = GpuReading(Presence.ABSENT, note="no GPU present")
+
+
 @dataclass(frozen=True)
 class ContextReading:
     """Whether a fresh CUDA context could be made on a GPU, memory taken and given back; ``seconds`` in the
@@ -113,14 +116,19 @@ def no_nvidia_driver(control_device: Path = CONTROL_DEVICE) -> bool:
 def read_nvidia(timeout_s: float) -> GpuReading:
     """All NVIDIA GPUs, read in a child with a deadline."""
     if no_nvidia_driver():
-        return GpuReading(Presence.ABSENT, note="no GPU present")
+        return NO_GPU
     result = run_probe("changeover.machine.gpu_probe", timeout_s=timeout_s)
     if result.answer is not Answer.GIVEN:
         return GpuReading(Presence.UNREADABLE, note=f"NVML: {result.note}")
+    return read_answer(result.output, "NVML")
+
+
+def read_answer(text: str | bytes, library: str) -> GpuReading:
+    """What a probe printed, as a reading: unreadable where it is not what a probe prints."""
     try:
-        return parse_reading(json.loads(result.output))
+        return parse_reading(json.loads(text))
     except (ValueError, KeyError, TypeError) as error:
-        return GpuReading(Presence.UNREADABLE, note=f"NVML probe answered nonsense: {error}")
+        return GpuReading(Presence.UNREADABLE, note=f"{library} probe answered nonsense: {error}")
 
 
 def parse_reading(value: dict[str, Any]) -> GpuReading:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from changeover.machine.gpus import ContextReading, GpuFacts, GpuProcess, GpuReading, Presence
+from changeover.machine.gpus import NO_GPU, ContextReading, GpuFacts, GpuProcess, GpuReading, Presence
 from changeover.machine.ports import Listener, PortReading
 from changeover.machine.processes import OpenPath, ProcessFacts, ProcessIdentity
 from changeover.machine.protocol import Delivery, Handle, Holder
@@ -210,7 +210,7 @@ class SimulatedMachine:
             self._clock.sleep(timeout_s)
             return GpuReading(Presence.UNREADABLE, note=f"NVML: no answer in {timeout_s:.1f} s")
         if not self.simulated_gpus:
-            return GpuReading(Presence.ABSENT, note="no GPU present")
+            return NO_GPU
         self._settle()
         facts = (self._gpu_facts(index, gpu) for index, gpu in enumerate(self.simulated_gpus.values()))
         return GpuReading(Presence.READ, tuple(facts))

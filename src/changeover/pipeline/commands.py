@@ -9,11 +9,10 @@ from pathlib import Path
 from changeover.engines.models import ModelFacts
 from changeover.engines.protocol import LaunchSpec, ServerCommand
 from changeover.engines.registry import get_engine
+from changeover.engines.versions import SUPPORT
 from changeover.pipeline.context import RunContext
 from changeover.pipeline.spec import PipelineSpec, ServerSpec, is_path
 from changeover.states.conventions import default_boundaries, to_sglang_config
-
-SGLANG_CAPTURES_SINCE = "0.5.23"  # --enable-return-aux-hidden-states: absent in 0.5.21
 
 
 def server_command(context: RunContext, index: int, server: ServerSpec) -> ServerCommand:
@@ -86,7 +85,11 @@ def _as_engine_numbers(kind: str, boundaries: tuple[int, ...], model: ModelFacts
     # For some families the numbers depend on the version; a target of unknown family is taken for one of them.
     known = model.model_type != ""
     family = model.model_type if known else "deepseek_v3"
-    return tuple(to_sglang_config(boundaries, model.layers, family, SGLANG_CAPTURES_SINCE if known else None))
+    return tuple(
+        to_sglang_config(
+            boundaries, model.layers, family, SUPPORT["sglang"].oldest_that_captures if known else None
+        )
+    )
 
 
 def free_port() -> int:

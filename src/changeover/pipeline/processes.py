@@ -12,7 +12,7 @@ from changeover.pipeline.follow import Throttle, log_tail
 from changeover.pipeline.journal import EventName
 from changeover.teardown.footprint import Drain, StopPolicy, Target
 from changeover.teardown.launch import Owned, cgroup_name, launch
-from changeover.teardown.leftovers import observe
+from changeover.teardown.leftovers import held_by, observe
 
 SERVER = "server"
 _MEMBERS_PERIOD_S = 1.0
@@ -36,14 +36,11 @@ class PhaseProcesses:
         self._members_due = Throttle(context.machine.clock.monotonic, _MEMBERS_PERIOD_S)
 
     def exposed_ports(self, name: str) -> list[int]:
-        """On which ports its processes listen for the whole world (SGLang opens a random high one so)."""
-        machine = self._context.machine
-        open_to_all = {
-            f"socket:[{one.inode}]": one.port for one in machine.listeners() if one.address in _ANY
-        }
-        members = self._held[name].target.members
-        held = {path.path for member in members for path in machine.open_paths(member.pid)}
-        return sorted({port for path, port in open_to_all.items() if path in held})
+        """On which ports its processes listen for the whole world (SGLang does on its NCCL port)."""
+        machine, members = self._context.machine, self._held[name].target.members
+        found = (machine.process(member.pid) for member in members)
+        held = held_by(machine, [one for one in found if one is not None and one.identity in members])
+        return sorted({one.port for one in held.listeners if one.address in _ANY})
 
     def start(
         self,

@@ -5,8 +5,6 @@ The file is the server's: it is data, and nothing in it is believed before it is
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,9 +14,9 @@ import numpy.typing as npt
 
 from changeover.states.layout import I64, U16, Sample, is_finite
 from changeover.states.manifest import Manifest
+from changeover.states.tensors import TensorFile, TensorFileInvalid
 
 _MAX_HEADER_BYTES = 1 << 20
-_DTYPES: Mapping[str, type[np.generic]] = {"I64": np.int64, "BF16": np.uint16}
 
 
 class CaptureInvalid(Exception):  # noqa: N818 - becomes the reason of a failed sample
@@ -86,38 +84,21 @@ def parse_answer(body: object) -> Answer:
 def read_capture(path: Path) -> Captured:
     """The tensors in a capture file (docs/design.md, "Capture"). Raises CaptureInvalid for anything else."""
     try:
-        content = np.fromfile(path, np.uint8)
-    except OSError as error:
-        raise CaptureInvalid(f"capture file {path.name}: {error.strerror}") from error
-    header_bytes = int.from_bytes(content[:8].tobytes(), "little")
-    if len(content) < 8 or header_bytes > min(_MAX_HEADER_BYTES, len(content) - 8):
-        raise CaptureInvalid(f"capture file of {len(content)} bytes is truncated or not safetensors")
-    try:
-        header = json.loads(content[8 : 8 + header_bytes].tobytes())
-        data = content[8 + header_bytes :]
+        file = TensorFile(path, _MAX_HEADER_BYTES)
         return Captured(
-            input_ids=_tensor(header, data, "input_ids", "I64"),
-            aux=_tensor(header, data, "aux", "BF16"),
-            last=_tensor(header, data, "last", "BF16"),
+            input_ids=_tensor(file, "input_ids", "I64"),
+            aux=_tensor(file, "aux", "BF16"),
+            last=_tensor(file, "last", "BF16"),
         )
-    except (KeyError, TypeError, ValueError) as error:
-        raise CaptureInvalid(f"capture file: {type(error).__name__}: {error}") from error
+    except TensorFileInvalid as error:
+        raise CaptureInvalid(f"capture file {error}") from error
 
 
-def _tensor(
-    header: Mapping[str, Any], data: npt.NDArray[np.uint8], name: str, dtype: str
-) -> npt.NDArray[Any]:
-    facts = header[name]
-    start, end = facts["data_offsets"]
-    shape = [int(size) for size in facts["shape"]]
-    wanted = _DTYPES[dtype]
-    if facts["dtype"] != dtype:
-        raise ValueError(f"{name} is {facts['dtype']}, expected {dtype}")
-    if not 0 <= start <= end <= len(data) or min(shape, default=0) < 0:
-        raise ValueError(f"{name} lies outside the file's {len(data)} bytes")
-    if int(np.prod(shape)) * np.dtype(wanted).itemsize != end - start:
-        raise ValueError(f"{name} of shape {shape} has {end - start} bytes")
-    return np.frombuffer(data[start:end].tobytes(), wanted).reshape(shape)
+def _tensor(file: TensorFile, name: str, wanted: str) -> npt.NDArray[Any]:
+    dtype, values = file.stored(name)
+    if dtype != wanted:
+        raise CaptureInvalid(f"capture file: {name} is {dtype}, expected {wanted}")
+    return values
 
 
 def make_sample(sample_id: str, answer: Answer, captured: Captured, manifest: Manifest) -> Sample:

@@ -55,7 +55,7 @@ def collect(
             seen="no such folder",
             todo="Give the folder that the server got as --capture-dir.",
         )
-    source = capture_source(params)
+    source = capture_source(params, clock)
     staging = Staging(params.capture_dir, [prompt.id for prompt in prompts])
     with StatesWriter.open(params.out, params.manifest()) as writer, staging.swept():
         had = len(writer.committed)

@@ -12,11 +12,11 @@ L = output of the last layer, before the final norm). What others write for it w
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from enum import StrEnum
 from itertools import pairwise
 
+from changeover.engines.versions import parsed
 from changeover.machine.errors import InvalidInput
 
 # Targets whose set_eagle3_layers_to_capture adds 1 only where the first id is 1, from SGLang 0.5.13 on.
@@ -166,10 +166,10 @@ def _ambiguous(ids: Sequence[int], model_type: str, what: str) -> InvalidInput:
 
 
 def _parse(version: str) -> tuple[int, int, int]:
-    match = re.match(r"v?(\d+)\.(\d+)\.(\d+)", version)
-    if match is None:
+    numbers = parsed(version)[:3]
+    if len(numbers) < 3:
         raise InvalidInput(
             expected="an SGLang version such as 0.5.13", seen=repr(version), todo="Give three numbers."
         )
-    major, minor, patch = (int(group) for group in match.groups())
+    major, minor, patch = numbers
     return (major, minor, patch)

@@ -6,7 +6,6 @@ computed in float32. Families with another final norm are refused: a drafter tra
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from changeover.machine.errors import InvalidInput
-from changeover.states.tensors import TensorFileInvalid, read_tensor, read_tensor_header
+from changeover.states.target_files import files_by_tensor, read_json
+from changeover.states.tensors import TensorFile, TensorFileInvalid
 
 F32 = npt.NDArray[np.float32]
 _NAME = "model.norm.weight"
@@ -40,7 +40,7 @@ class FinalNorm:
 
 def read_final_norm(model_path: Path) -> FinalNorm:
     """From a Hugging Face folder. Raises InvalidInput where the family is not known to end in a plain RMSNorm."""
-    config = json.loads((model_path / "config.json").read_text())
+    config = read_json(model_path / "config.json")
     text: dict[str, Any] = config.get("text_config", config)
     if text.get("model_type") not in RMS_FAMILIES:
         raise InvalidInput(
@@ -48,19 +48,17 @@ def read_final_norm(model_path: Path) -> FinalNorm:
             seen=f"model_type {text.get('model_type')!r}",
             todo="Capture with the embedded engine, which gives the states after the norm.",
         )
-    for path in sorted(model_path.glob("*.safetensors")):
-        try:
-            header = read_tensor_header(path)
-            name = next((one for one in header if one == _NAME or one.endswith("." + _NAME)), None)
-            if name is not None:
-                weight = read_tensor(path, header, name)
-                return FinalNorm(weight, float(text.get("rms_norm_eps", 1e-6)))
-        except TensorFileInvalid as error:
-            raise InvalidInput(
-                expected=f"the weights of {model_path}", seen=str(error), todo="Download the model again."
-            ) from error
-    raise InvalidInput(
-        expected=f"{_NAME} in a safetensors file of {model_path}",
-        seen="no file has it",
-        todo="Give a Hugging Face folder with its weights.",
-    )
+    files = files_by_tensor(model_path)
+    name = next((one for one in sorted(files) if one == _NAME or one.endswith("." + _NAME)), None)
+    if name is None:
+        raise InvalidInput(
+            expected=f"{_NAME} in the weights of {model_path}",
+            seen=f"{len(files)} tensors without it",
+            todo="Give a Hugging Face folder with its weights.",
+        )
+    try:
+        return FinalNorm(TensorFile(files[name]).read(name), float(text.get("rms_norm_eps", 1e-6)))
+    except TensorFileInvalid as error:
+        raise InvalidInput(
+            expected=f"the weights of {model_path}", seen=str(error), todo="Download the model again."
+        ) from error

@@ -8,7 +8,6 @@ answered; a drafter trained on such states is never accepted (TorchSpec issue 87
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -18,6 +17,7 @@ import numpy as np
 
 from changeover.machine.errors import InvalidInput
 from changeover.states.reader import StatesReader
+from changeover.states.target_files import files_by_tensor, read_json
 
 MAX_SAMPLES = 50
 # Stored states are rounded to bf16, so that a few near-ties go the other way.
@@ -104,10 +104,10 @@ def load_output_layer(model_path: Path) -> Any:
     """
     from safetensors import safe_open
 
-    config = _read_json(model_path / "config.json")
+    config = read_json(model_path / "config.json")
     text_config = config.get("text_config", config)
     tied = bool(text_config.get("tie_word_embeddings", config.get("tie_word_embeddings", False)))
-    files = _files_by_tensor(model_path)
+    files = files_by_tensor(model_path)
     for ending in ("lm_head.weight", *(("embed_tokens.weight",) if tied else ())):
         name = next((name for name in sorted(files) if name.endswith(ending)), None)
         if name is not None:
@@ -118,34 +118,3 @@ def load_output_layer(model_path: Path) -> Any:
         seen=f"{len(files)} tensors without it",
         todo="Give the folder of the model that answered.",
     )
-
-
-def _files_by_tensor(model_path: Path) -> dict[str, Path]:
-    from safetensors import safe_open
-
-    index = model_path / "model.safetensors.index.json"
-    if index.exists():
-        return {name: model_path / Path(file).name for name, file in _read_json(index)["weight_map"].items()}
-    single = model_path / "model.safetensors"
-    if not single.exists():
-        raise InvalidInput(
-            expected=f"model.safetensors (or its index) in {model_path}",
-            seen="neither",
-            todo="Give a model's folder.",
-        )
-    with safe_open(single, "np") as weights:
-        return dict.fromkeys(weights.keys(), single)
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        value = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
-        raise InvalidInput(
-            expected=f"JSON at {path}", seen=str(error), todo="Give a model's folder."
-        ) from error
-    if not isinstance(value, dict):
-        raise InvalidInput(
-            expected=f"an object in {path}", seen=type(value).__name__, todo="Restore the file."
-        )
-    return value

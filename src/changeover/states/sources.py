@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from changeover.machine.clock import Clock
 from changeover.machine.errors import InvalidInput
 from changeover.states.captures import (
     Answer,
@@ -21,7 +21,7 @@ from changeover.states.captures import (
 )
 from changeover.states.final_norm import FinalNorm, read_final_norm
 from changeover.states.params import CollectParams
-from changeover.states.tensors import TensorFileInvalid, read_tensor, read_tensor_header, to_bf16_bits
+from changeover.states.tensors import TensorFile, TensorFileInvalid, to_bf16_bits
 
 FILE_WAIT_S = 30.0
 """How long a file may come after its answer. vLLM answers before it writes; a server that never writes (its stock
@@ -65,14 +65,14 @@ class EmbeddedSource:
 
 
 class VllmSource:
-    """vLLM with our connector (``engines/vllm_side``): the boundaries and the last layer's output, before the final
+    """vLLM with our connector (``engines/side``): the boundaries and the last layer's output, before the final
     norm, in one tensor; the answer says its token ids.
     """
 
-    def __init__(self, boundaries: tuple[int, ...], norm: FinalNorm, wait: Callable[[Path], None]) -> None:
+    def __init__(self, boundaries: tuple[int, ...], norm: FinalNorm, clock: Clock) -> None:
         self._boundaries = boundaries
         self._norm = norm
-        self._wait = wait
+        self._clock = clock
 
     def request_fields(self, name: str) -> dict[str, Any]:
         params = {"changeover_name": name, "include_output_tokens": True}
@@ -85,7 +85,7 @@ class VllmSource:
         return _answer_with_ids(body, name, self._boundaries)[0]
 
     def read(self, path: Path, answer: Answer) -> Captured:
-        self._wait(path)
+        wait_for_file(path, self._clock)
         states, ids = _tensors(path, "hidden_states", "token_ids")
         layers = len(self._boundaries) + 1
         if states.ndim != 3 or states.shape[1] != layers or ids.dtype != np.int64:
@@ -99,13 +99,13 @@ class VllmSource:
 
 
 class SglangSource:
-    """SGLang with our hook (``engines/sglang_side``): the answer, fed once more as a prompt, is captured as it is
+    """SGLang with our hook (``engines/side``): the answer, fed once more as a prompt, is captured as it is
     prefilled; a file announces it by the hash of its ids.
     """
 
-    def __init__(self, boundaries: tuple[int, ...], wait: Callable[[Path], None]) -> None:
+    def __init__(self, boundaries: tuple[int, ...], clock: Clock) -> None:
         self._boundaries = boundaries
-        self._wait = wait
+        self._clock = clock
 
     def request_fields(self, name: str) -> dict[str, Any]:
         return {"return_token_ids": True, "return_prompt_token_ids": True}
@@ -120,7 +120,7 @@ class SglangSource:
         return _answer_with_ids(body, name, self._boundaries)[0]
 
     def read(self, path: Path, answer: Answer) -> Captured:
-        self._wait(path)
+        wait_for_file(path, self._clock)
         aux, last, ids = _tensors(path, "aux", "last", "token_ids")
         _announcement(path.parent, ids.tolist()).unlink(missing_ok=True)
         _expect_finite(aux=aux, last=last)
@@ -167,8 +167,8 @@ def _answer_with_ids(body: object, name: str, boundaries: tuple[int, ...]) -> tu
 
 def _tensors(path: Path, *names: str) -> list[npt.NDArray[Any]]:
     try:
-        header = read_tensor_header(path)
-        return [read_tensor(path, header, name) for name in names]
+        file = TensorFile(path)
+        return [file.read(name) for name in names]
     except TensorFileInvalid as error:
         raise CaptureInvalid(str(error)) from error
 
@@ -179,14 +179,14 @@ def _expect_finite(**tensors: npt.NDArray[Any]) -> None:
             raise CaptureInvalid(f"NaN or infinity in {name}")
 
 
-def capture_source(params: CollectParams) -> CaptureSource:
+def capture_source(params: CollectParams, clock: Clock) -> CaptureSource:
     """For the engine that the server is of. Raises InvalidInput for one that captures nothing here."""
     if params.engine_kind == "embedded":
         return EmbeddedSource()
     if params.engine_kind == "vllm":
-        return VllmSource(params.boundaries, read_final_norm(params.model_path), wait_for_file)
+        return VllmSource(params.boundaries, read_final_norm(params.model_path), clock)
     if params.engine_kind == "sglang":
-        return SglangSource(params.boundaries, wait_for_file)
+        return SglangSource(params.boundaries, clock)
     raise InvalidInput(
         expected="an engine that captures: embedded, sglang or vllm",
         seen=params.engine_kind,
@@ -194,12 +194,12 @@ def capture_source(params: CollectParams) -> CaptureSource:
     )
 
 
-def wait_for_file(path: Path) -> None:
+def wait_for_file(path: Path, clock: Clock) -> None:
     """Until it is there (it comes by a rename, so it is whole then). Raises CaptureInvalid at the deadline."""
-    until_s = time.monotonic() + FILE_WAIT_S
+    until_s = clock.monotonic() + FILE_WAIT_S
     while not path.exists():
-        if time.monotonic() > until_s:
+        if clock.monotonic() > until_s:
             raise CaptureInvalid(
                 f"the server answered, and {FILE_WAIT_S:.0f} s later no file {path.name} is there: it captures nothing"
             )
-        time.sleep(_LOOK_S)
+        clock.sleep(_LOOK_S)

@@ -118,7 +118,6 @@ def explain_unlisted(samples: Sequence[GpuFacts], around: Surroundings) -> str:
     stay in the page cache (NVML's note on GH200).
     """
     last = samples[-1]
-    amd = last.vendor == "amd"
     steady = sum(abs(one.used_mib - last.used_mib) < _STILL_FALLING_MIB for one in samples)
     could = {
         "another PID namespace": {
@@ -133,7 +132,7 @@ def explain_unlisted(samples: Sequence[GpuFacts], around: Surroundings) -> str:
         if around.root
         else "possible: not root",
         "fault": f"possible: {'; '.join(last.health)}" if last.health else "none reported",
-        **(_ONLY_AMD if amd else _only_nvidia(around)),
+        **(_ONLY_AMD if last.vendor == "amd" else _only_nvidia(around)),
     }
     return "no process listed; " + "; ".join(f"{what}: {why}" for what, why in could.items())
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from changeover.machine.gpus import GpuFacts, GpuReading, Presence
 from changeover.machine.protocol import Machine
-from changeover.teardown.footprint import Baseline, GpuBaseline, Target
+from changeover.teardown.footprint import Baseline, GpuBaseline, Target, shares_of
 from changeover.teardown.inventory import take_inventory
 from changeover.teardown.leftovers import held_by
 
@@ -45,16 +46,16 @@ def _note(reading: GpuReading, *, untold: int) -> str:
 
 
 def _without(gpu: GpuFacts, ours: frozenset[int]) -> GpuBaseline | None:
-    others = [process for process in gpu.processes if process.pid not in ours]
-    shares = {process.pid: process.used_mib for process in others}  # a pid may be in two lists
-    if any(share is None for share in shares.values()):
+    beside = replace(gpu, processes=tuple(one for one in gpu.processes if one.pid not in ours))
+    shares = shares_of(beside)
+    if any(one.pid not in shares for one in beside.processes):
         return None
     return GpuBaseline(
         uuid=gpu.uuid,
         name=gpu.name,
-        used_mib=sum(share for share in shares.values() if share is not None),
+        used_mib=sum(shares.values()),
         memory_call=gpu.memory_call,
         pids=tuple(sorted(shares)),
         persistence=gpu.persistence,
-        shares=tuple((pid, share) for pid, share in sorted(shares.items()) if share is not None),
+        shares=tuple(sorted(shares.items())),
     )

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 
+from changeover.machine.ports import Listener
 from changeover.machine.processes import ProcessFacts, ProcessIdentity
 from changeover.machine.protocol import Machine
 from changeover.machine.shm import SHM_ROOT, Segment, is_segment
@@ -29,7 +30,11 @@ class Held:
 
     segments: frozenset[Segment] = frozenset()
     sockets: frozenset[SocketFile] = frozenset()
-    ports: frozenset[int] = frozenset()
+    listeners: frozenset[Listener] = frozenset()
+
+    @property
+    def ports(self) -> frozenset[int]:
+        return frozenset(one.port for one in self.listeners)
 
 
 def held_by(machine: Machine, members: Iterable[ProcessFacts]) -> Held:
@@ -47,7 +52,7 @@ def held_by(machine: Machine, members: Iterable[ProcessFacts]) -> Held:
             segment for segment in machine.segments() if any(is_segment(one, segment) for one in in_shm)
         ),
         sockets=frozenset(one.file for one in bound if f"socket:[{one.inode}]" in sockets),
-        ports=frozenset(one.port for one in listened if f"socket:[{one.inode}]" in sockets),
+        listeners=frozenset(one for one in listened if f"socket:[{one.inode}]" in sockets),
     )
 
 

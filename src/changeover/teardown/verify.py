@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from changeover.machine.gpus import ContextReading, GpuFacts, GpuReading, Presence
+from changeover.machine.gpus import NO_GPU, ContextReading, GpuFacts, GpuReading, Presence
 from changeover.machine.ports import PortReading
 from changeover.machine.processes import ProcessFacts, ProcessIdentity
 from changeover.machine.shm import Segment
@@ -72,8 +72,8 @@ def judge_presence(baseline: Baseline, reading: GpuReading) -> Evidence | None:
 
 def judge_absence(reading: GpuReading, expected: str) -> Evidence:
     """No GPU is nothing to verify; one that was left out is named."""
-    seen = "no GPU present"
-    return Evidence("gpus", Verdict.CLEAN, expected, seen, reading.note if reading.note != seen else "")
+    left_out = reading.note if reading.note != NO_GPU.note else ""
+    return Evidence("gpus", Verdict.CLEAN, expected, NO_GPU.note, left_out)
 
 
 def judge_health(gpu: GpuFacts) -> Evidence:

@@ -9,6 +9,7 @@ import ctypes
 
 import torch
 import torch.nn.functional as nn
+from torch import library
 
 __version__ = "0"
 
@@ -159,19 +160,19 @@ def _extend_attention(
         )
 
 
-_library = torch.library.Library("sgl_kernel", "FRAGMENT")
-_library.define(
+_operators = library.Library("sgl_kernel", "FRAGMENT")
+_operators.define(
     "decode_attention_cpu(Tensor q, Tensor(a!) kb, Tensor(b!) vb, float ks, float vs, Tensor(c!) o, Tensor? k, "
     "Tensor? v, Tensor loc, Tensor logits, Tensor table, Tensor rows, Tensor lengths, float scale, float cap, "
     "bool cross, int window, Tensor? encoder, Tensor? sinks) -> ()"
 )
-_library.define(
+_operators.define(
     "extend_attention_cpu(Tensor q, Tensor? k, Tensor? v, Tensor(a!) o, Tensor kb, Tensor vb, float ks, float vs, "
     "Tensor table, Tensor rows, Tensor lengths, Tensor new, Tensor starts, int longest, float scale, float cap, "
     "bool cross, int window, Tensor? encoder, Tensor? sinks, Tensor? tree, bool causal) -> ()"
 )
-_library.impl("decode_attention_cpu", _decode_attention, "CPU")
-_library.impl("extend_attention_cpu", _extend_attention, "CPU")
+_operators.impl("decode_attention_cpu", _decode_attention, "CPU")
+_operators.impl("extend_attention_cpu", _extend_attention, "CPU")
 
 
 def __getattr__(name):

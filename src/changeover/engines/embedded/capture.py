@@ -4,13 +4,14 @@ end.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
+
+from changeover.engines.side.changeover_files import write_whole
 
 
 @dataclass
@@ -38,24 +39,12 @@ def write_capture(
     ``token_ids`` are prompt and generated tokens; the last one was sampled and never fed, so the file holds
     one row fewer.
     """
-    from safetensors.torch import save_file
-
     fed = len(token_ids) - 1
     aux, last = torch.cat(rows.aux), torch.cat(rows.last)
     if aux.shape[0] != fed:
         raise RuntimeError(f"{aux.shape[0]} captured rows for {fed} fed tokens: a fault of the server")
     tensors = {"input_ids": torch.tensor(token_ids[:fed], dtype=torch.int64), "aux": aux, "last": last}
-    target = folder / name
-    temporary = folder / f".{name}.{os.getpid()}.tmp"
-    try:
-        save_file(tensors, temporary)
-        with temporary.open("rb") as written:
-            os.fsync(written.fileno())
-        size = temporary.stat().st_size
-        temporary.replace(target)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
+    size = write_whole(folder, name, tensors)
     return {
         "path": name,
         "tokens": fed,

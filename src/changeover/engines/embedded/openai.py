@@ -6,17 +6,16 @@ change nothing (``user``, ``metadata`` ...) are ignored.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from changeover.engines.embedded.sampling import SamplingParams
+from changeover.engines.side.changeover_files import CAPTURE_NAME
 
 DEFAULT_COMPLETION_TOKENS = 16
 """What OpenAI's /v1/completions generates where ``max_tokens`` is absent."""
 
-_CAPTURE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,199}\.safetensors")
 
 _REFUSED_UNLESS: Mapping[str, tuple[Any, ...]] = {
     "n": (1,),
@@ -210,7 +209,7 @@ def _capture_name(value: Any) -> str | None:
     if value is None:
         return None
     name = value.get("path") if isinstance(value, dict) else None
-    if not isinstance(name, str) or not _CAPTURE_NAME.fullmatch(name):
+    if not isinstance(name, str) or not CAPTURE_NAME.fullmatch(name):
         raise RequestRefused(
             "'capture' must be {\"path\": NAME} with a bare file name that ends in .safetensors "
             f"(letters, digits, '.', '_', '-'; no folder), not {_shown(value)}",

@@ -9,15 +9,11 @@ Nothing of Changeover can be imported here.
 """
 
 import hashlib
-import os
-import re
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import torch
-from safetensors.torch import save_file
-
-NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]*\.safetensors")
+from changeover_files import CAPTURE_NAME, write_whole
 
 
 def capture(config):
@@ -42,7 +38,7 @@ def capture(config):
                     "last": last[rows].to("cpu", copy=True),
                     "token_ids": ids[rows].to("cpu", torch.int64, copy=True),
                 }
-                writing.submit(_write, folder, name, tensors)
+                writing.submit(write_whole, folder, name, tensors)
 
     return hook
 
@@ -53,15 +49,7 @@ def _announced(folder, ids):
         name = (folder / f"want-{sha256}").read_text()
     except OSError:
         return None
-    return name if NAME.fullmatch(name) else None
-
-
-def _write(folder, name, tensors):
-    temporary = folder / f".{name}.{os.getpid()}.tmp"
-    save_file({key: value.contiguous() for key, value in tensors.items()}, temporary)
-    with temporary.open("rb") as written:
-        os.fsync(written.fileno())
-    temporary.replace(folder / name)
+    return name if CAPTURE_NAME.fullmatch(name) else None
 
 
 def _is_first_rank():

@@ -8,17 +8,14 @@ Read in vLLM 0.32 (``example_hidden_states_connector.py``). Nothing of Changeove
 """
 
 import os
-import re
 from pathlib import Path
 
 import torch
-from safetensors.torch import save_file
+from changeover_files import CAPTURE_NAME, write_whole
 from vllm.distributed.kv_transfer.kv_connector.v1.example_hidden_states_connector import (
     ExampleHiddenStatesConnector,
     extract_from_kv_cache,
 )
-
-NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]*\.safetensors")
 
 
 class ChangeoverConnector(ExampleHiddenStatesConnector):
@@ -41,7 +38,7 @@ class ChangeoverConnector(ExampleHiddenStatesConnector):
     def _asked_for(self, request):
         extra = (request.sampling_params and request.sampling_params.extra_args) or {}
         name = (extra.get("kv_transfer_params") or {}).get("changeover_name")
-        if not isinstance(name, str) or not NAME.fullmatch(name):
+        if not isinstance(name, str) or not CAPTURE_NAME.fullmatch(name):
             return None
         return str(Path(self._storage_path) / name)
 
@@ -66,11 +63,7 @@ class ChangeoverConnector(ExampleHiddenStatesConnector):
         try:
             event.synchronize()
             path = Path(filename)
-            temporary = path.parent / f".{path.name}.{os.getpid()}.tmp"
-            save_file({key: value.contiguous() for key, value in tensors.items()}, temporary)
-            with temporary.open("rb") as written:
-                os.fsync(written.fileno())
-            temporary.replace(path)
+            write_whole(path.parent, path.name, tensors)
         finally:
             if lock_fd is not None:
                 os.close(lock_fd)
