@@ -15,6 +15,7 @@ from changeover.bench.acceptance import (
     NO_COUNTERS,
     Acceptance,
     acceptance_between,
+    acceptance_by_steps,
     acceptance_of,
     engine_of,
     generated_between,
@@ -86,6 +87,36 @@ def test_what_each_answer_says_is_added_up_and_one_that_says_nothing_is_no_sampl
         "1 of 3 answers do not say what was drafted for them",
     )
     assert acceptance_of([Acceptance(0, 0, 0)]) == (None, "the server made no draft in this repeat")
+
+
+def steps(verified: int, generated: int) -> dict[str, float]:
+    by_rank = {0: verified - 2, 1: 2}
+    text = "".join(f'sglang:spec_verify_calls_total{{dp_rank="{rank}"}} {n}\n' for rank, n in by_rank.items())
+    return read_counters(text + f"sglang:generation_tokens_total {generated}\n")
+
+
+def test_an_sglang_that_says_nothing_in_its_answers_is_counted_by_verify_steps() -> None:
+    # 3 answers of 20 tokens: the first of each from its prefill, 57 from 30 steps, so 27 were accepted
+    names = speculation_names("sglang")
+    acceptance, reason = acceptance_by_steps(steps(10, 100), steps(40, 160), names, [20, 20, 20])
+    assert (acceptance, reason) == (Acceptance(30, None, 27), None)
+    assert acceptance is not None and (acceptance.length, acceptance.rate) == (1.9, None)
+
+
+@pytest.mark.parametrize(
+    ("after", "tokens", "said"),
+    [
+        (steps(40, 190), [20, 20, 20], "generated 90 tokens, the answers hold 60"),
+        (steps(40, 160), [20, 20, None], "not all steps are ours"),
+        (steps(10, 160), [20, 20, 20], "made no draft"),
+        ({"sglang:generation_tokens_total": 160.0}, [20, 20, 20], "spec_verify_calls_total"),
+    ],
+)
+def test_verify_steps_that_cannot_be_told_apart_give_no_figure(
+    after: dict[str, float], tokens: list[int | None], said: str
+) -> None:
+    acceptance, reason = acceptance_by_steps(steps(10, 100), after, speculation_names("sglang"), tokens)
+    assert acceptance is None and reason is not None and said in reason
 
 
 def test_server_without_speculation_says_so() -> None:

@@ -22,7 +22,6 @@ CAPTURE = replace(
     profile="capture",
     capture_dir=Path("/captures"),
     aux_boundaries=(2, 15, 27),
-    aux_ids=(2, 15, 27),
     layers=30,
 )
 SPECULATIVE = replace(BASE, profile="speculative", drafter=Path("/drafter"), draft_tokens=3)
@@ -80,14 +79,11 @@ def test_sglang_captures_without_cache_graphs_or_chunks() -> None:
 
 
 def test_sglang_captures_by_a_hook_on_what_every_model_calls() -> None:
-    launch = replace(CAPTURE, aux_ids=(1, 14, 26))  # SGLang numbers the outputs of layers
-    arguments = argv("sglang", launch)
-    at = arguments.index("--return-aux-hidden-state-layer-ids")
-    assert arguments[at + 1 : at + 4] == ["1", "14", "26"]
+    arguments = argv("sglang", CAPTURE)
     [hook] = json.loads(after(arguments, "--forward-hooks"))
-    assert hook["target_modules"] == ["logits_processor"]
-    assert hook["config"] == {"folder": "/captures", "layers": 3}
-    command = get_engine("sglang").server_command(launch)
+    assert hook["target_modules"] == ["*logits_processor"]
+    assert hook["config"] == {"folder": "/captures", "boundaries": [2, 15, 27]}
+    command = get_engine("sglang").server_command(CAPTURE)
     module, function = hook["hook_factory"].split(":")
     source = Path(command.env["PYTHONPATH"].split(":")[0]) / f"{module}.py"
     assert f"def {function}(" in source.read_text()

@@ -44,9 +44,9 @@ def test_versions_are_compared_by_their_numbers(version: str, numbers: tuple[int
 @pytest.mark.parametrize(
     ("kind", "version", "profile", "refused"),
     [
-        ("sglang", "0.5.21", "capture", True),
-        ("sglang", "0.5.23", "capture", False),
-        ("sglang", "0.5.21", "speculative", False),
+        ("sglang", "0.5.16", "capture", True),
+        ("sglang", "0.5.17", "capture", False),
+        ("sglang", "0.5.16", "speculative", False),
         ("vllm", "0.25.1", "capture", True),
         ("vllm", "0.33.0", "capture", False),
         ("vllm", None, "capture", False),

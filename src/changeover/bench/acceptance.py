@@ -3,7 +3,7 @@
 A lifetime average would hold the warm-up and whatever ran before (sglang#34743), and one data-parallel rank
 is not the server, so counters are summed over all label sets and subtracted. Gauges (SGLang's
 ``spec_accept_length``) cannot be subtracted and are not used: SGLang says in each answer what it drafted and accepted,
-and those are added up.
+and those are added up; where it is too old to say, what it generated and its count of verify steps tell.
 
 How sure a length is shows in how it differs between prompts; for that, a server must say in each answer what it
 drafted and accepted.
@@ -42,11 +42,12 @@ _SAMPLE = re.compile(r"^(?P<name>[a-zA-Z_:][\w:]*)(?:\{.*\})?\s+(?P<value>\S+)")
 class Acceptance:
     """What was drafted and accepted, in one repeat or for one request; ``drafts`` counts verify steps.
 
-    ``length`` is tokens a verify step, 1 + accepted / drafts; there is none without a draft.
+    ``length`` is tokens a verify step, 1 + accepted / drafts; there is none without a draft. ``draft_tokens`` is None
+    where the server does not say how many tokens it drafted.
     """
 
     drafts: int
-    draft_tokens: int
+    draft_tokens: int | None
     accepted_tokens: int
 
     @property
@@ -122,8 +123,39 @@ def acceptance_of(answers: Sequence[Acceptance | None]) -> tuple[Acceptance | No
             None,
             f"{len(answers) - len(said)} of {len(answers)} answers do not say what was drafted for them",
         )
-    whole = Acceptance(*(sum(getattr(one, name) for one in said) for name in COUNTS))
+    whole = summed([asdict(one) for one in said])
     return (whole, None) if whole.drafts else (None, NO_DRAFT)
+
+
+def acceptance_by_steps(
+    before: Mapping[str, float],
+    after: Mapping[str, float],
+    names: SpeculationMetrics,
+    output_tokens: Sequence[int | None],
+) -> tuple[Acceptance | None, str | None]:
+    """From the tokens of each answer and the verify steps between two readings: a request's first token comes from its
+    prefill, and a step gives one token and those that it accepts. What a last step accepted beyond the end of an answer
+    is not counted, as in SGLang's own acceptance length (``spec_accept_length``, tokens a step).
+
+    None with the reason where somebody else's requests are in the counters, or the server does not count.
+    """
+    name = names.verify_steps
+    if name is None or name not in after:
+        return (
+            None,
+            f"neither do the answers say what was drafted for them, nor does the server publish {name}",
+        )
+    ours = sum(count or 0 for count in output_tokens)
+    generated = generated_between(before, after)
+    if None in output_tokens or generated != ours:
+        return (
+            None,
+            f"the server generated {generated} tokens, the answers hold {ours}: not all steps are ours",
+        )
+    steps = round(after[name] - before.get(name, 0.0))
+    if steps <= 0:
+        return None, NO_DRAFT
+    return Acceptance(steps, None, max(ours - len(output_tokens) - steps, 0)), None
 
 
 def pool_acceptance(repeats: Sequence[Mapping[str, Any]], distinct_prompts: int) -> dict[str, Any] | None:
@@ -133,7 +165,7 @@ def pool_acceptance(repeats: Sequence[Mapping[str, Any]], distinct_prompts: int)
     parts = [repeat["acceptance"] for repeat in repeats]
     if any(part is None for part in parts):
         return None
-    pooled = Acceptance(*(sum(part[name] for part in parts) for name in COUNTS))
+    pooled = summed([part for part in parts if part is not None])
     interval, reason = length_interval(
         pooled,
         prompt_counts([repeat.get("acceptance_by_request", ()) for repeat in repeats], distinct_prompts),
@@ -144,6 +176,12 @@ def pool_acceptance(repeats: Sequence[Mapping[str, Any]], distinct_prompts: int)
         "interval_method": None if interval is None else INTERVAL_METHOD,
         "reason": reason,
     }
+
+
+def summed(parts: Sequence[Mapping[str, Any]]) -> Acceptance:
+    """The counts of several added up; drafted tokens that one does not say are not known of the whole."""
+    drafts, drafted, accepted = ([part[name] for part in parts] for name in COUNTS)
+    return Acceptance(sum(drafts), None if None in drafted else sum(drafted), sum(accepted))
 
 
 def prompt_counts(

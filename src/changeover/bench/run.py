@@ -20,6 +20,7 @@ from changeover import __version__
 from changeover.bench.acceptance import (
     Acceptance,
     acceptance_between,
+    acceptance_by_steps,
     acceptance_of,
     engine_of,
     generated_between,
@@ -159,8 +160,12 @@ class _Measurement:
         else:
             counters = read_counters(before), read_counters(after)
             names = speculation_names(sampling.engine)
-            if names.by_request:
+            if any(answer.speculation for answer in answers) and names.by_request:
                 acceptance, why = acceptance_of([answer.speculation for answer in answers])
+            elif names.verify_steps is not None:
+                acceptance, why = acceptance_by_steps(
+                    *counters, names, [answer.output_tokens for answer in answers]
+                )
             else:
                 acceptance, why = acceptance_between(*counters, names)
             warnings = traffic_warnings(generated_between(*counters), answers, where)

@@ -41,8 +41,8 @@ SIDE = Path(__file__).parent / "side"
 class LaunchSpec:
     """One server to be started. ``capture_dir`` belongs to profile ``capture``, ``drafter`` to ``speculative``.
 
-    ``aux_ids`` are the boundaries as this engine numbers them; ``layers`` are the target's, where they are known.
-    ``python`` is the interpreter of the engine's own environment. ``flags`` are appended as they are; ``env`` is added.
+    ``layers`` are the target's, where they are known. ``python`` is the interpreter of the engine's own environment.
+    ``flags`` are appended as they are; ``env`` is added.
     """
 
     profile: Profile
@@ -59,7 +59,6 @@ class LaunchSpec:
     max_concurrency: int | None = None
     capture_dir: Path | None = None
     aux_boundaries: tuple[int, ...] = ()
-    aux_ids: tuple[int, ...] = ()
     layers: int | None = None
     drafter: Path | None = None
     draft_tokens: int = 3
@@ -87,7 +86,8 @@ class SpeculationMetrics:
     """Names in the server's Prometheus text; None where the engine has no such counter.
 
     Acceptance length = 1 + accepted / drafts; the gauge ``acceptance_length`` is named where there are no counters.
-    ``by_request``: each answer says its own counts.
+    ``by_request``: each answer says its own counts. ``verify_steps`` counts those of finished requests: with
+    the tokens generated, they too tell what was accepted.
     """
 
     drafts: str | None
@@ -95,6 +95,7 @@ class SpeculationMetrics:
     accepted_tokens: str | None
     acceptance_length: str | None = None
     by_request: bool = False
+    verify_steps: str | None = None
 
 
 class Engine(Protocol):

@@ -1,7 +1,7 @@
 """SGLang: its command lines, and what cannot work.
 
-Read in SGLang 0.5.23: ``server_args.py`` (flags), ``tokenizer_manager.py`` (the drain on SIGTERM),
-``http_server.py``. Run with it on a CPU.
+Read in SGLang 0.5.17 to 0.5.23: ``server_args.py`` (flags), ``hook_manager.py``; in 0.5.23 also
+``tokenizer_manager.py`` (the drain on SIGTERM) and ``http_server.py``. Run with 0.5.17 and 0.5.23.
 """
 
 from __future__ import annotations
@@ -30,10 +30,16 @@ class SglangEngine:
     default_stop = (
         StopPolicy.FAST
     )  # its own shutdown takes 4.2 to 4.6 s from idle to 0 MiB (H200), the kernel's 0.1 to 0.7 s
-    # Its gauge is tokens / verify steps of late, its one counter (verify steps) does not tell what was accepted; each
-    # answer does (sglext.spec_tokens_details, asked for by return_spec_tokens_details; read in 0.5.23).
+    # Its gauge is tokens / verify steps of late. Each answer says what was drafted for it from 0.5.19 on
+    # (sglext.spec_tokens_details, asked for by return_spec_tokens_details); before, its counter of verify steps and the
+    # tokens generated do (observability/metrics_collector.py, 0.5.15 on).
     speculation = SpeculationMetrics(
-        None, None, None, acceptance_length="sglang:spec_accept_length", by_request=True
+        None,
+        None,
+        None,
+        acceptance_length="sglang:spec_accept_length",
+        by_request=True,
+        verify_steps="sglang:spec_verify_calls_total",
     )
 
     def refusals(self, launch: LaunchSpec) -> list[str]:
@@ -42,7 +48,7 @@ class SglangEngine:
         if launch.port + NCCL_PORT_OFFSET > MAX_PORT:
             found.append(f"port: expected at most {MAX_PORT - NCCL_PORT_OFFSET}; saw {launch.port}")
         if launch.profile == "capture":
-            if launch.capture_dir is None or not launch.aux_ids:
+            if launch.capture_dir is None or not launch.aux_boundaries:
                 found.append("profile capture: expected a folder and aux_boundaries; saw none")
             if "PYTHONPATH" in launch.env:
                 found.append("profile capture: PYTHONPATH carries our hook; remove it from env")
@@ -82,8 +88,6 @@ class SglangEngine:
         if launch.profile == "capture":
             # The radix cache hides rows of shared prefixes, chunked prefill splits rows, graphs skip hooks.
             argv += ["--disable-radix-cache", "--disable-cuda-graph", "--chunked-prefill-size", "-1"]
-            argv += ["--enable-return-aux-hidden-states", "--speculative-algorithm", "EAGLE3"]
-            argv += ["--return-aux-hidden-state-layer-ids", *map(str, launch.aux_ids)]
             argv += ["--forward-hooks", json.dumps([_hook(launch)])]
         if launch.profile == "speculative":
             argv += ["--speculative-algorithm", "EAGLE3"]
@@ -119,9 +123,9 @@ def _hook(launch: LaunchSpec) -> dict[str, object]:
     """On the logits processor, which every model calls with the rows after the final norm and the captured ones."""
     return {
         "name": "changeover",
-        "target_modules": ["logits_processor"],
+        "target_modules": ["*logits_processor"],
         "hook_factory": "changeover_hooks:capture",
-        "config": {"folder": str(launch.capture_dir), "layers": len(launch.aux_ids)},
+        "config": {"folder": str(launch.capture_dir), "boundaries": list(launch.aux_boundaries)},
     }
 
 

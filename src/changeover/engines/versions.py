@@ -26,17 +26,13 @@ class Support:
     why: str
     run_with: tuple[str, ...]
 
-    @property
-    def oldest_that_captures(self) -> str:
-        return ".".join(map(str, self.captures_since))
-
 
 SUPPORT = {
     "sglang": Support(
         "sglang",
-        (0, 5, 23),
-        "--enable-return-aux-hidden-states is new in it (absent in 0.5.21)",
-        ("0.5.23",),
+        (0, 5, 17),
+        "its chat answers do not say their token ids before it",
+        ("0.5.17", "0.5.23"),
     ),
     "vllm": Support(
         "vllm",
@@ -64,7 +60,7 @@ def version_refusal(kind: str, version: str | None, profile: Profile) -> str | N
     support = SUPPORT[kind]
     if parsed(version) >= support.captures_since:
         return None
-    wanted = support.oldest_that_captures
+    wanted = ".".join(map(str, support.captures_since))
     return f"profile capture: expected {kind} {wanted} or newer; saw {version} ({support.why})"
 
 

@@ -116,7 +116,7 @@ def _layer_ids(launch: LaunchSpec) -> list[int]:
     vLLM gives each layer once and in the model's order; so the last boundary must not be the last layer's own.
     """
     assert launch.layers is not None  # refused otherwise
-    return [*launch.aux_ids, launch.layers]
+    return [*launch.aux_boundaries, launch.layers]
 
 
 def _extraction(boundaries: list[int]) -> dict[str, object]:

@@ -9,10 +9,9 @@ from pathlib import Path
 from changeover.engines.models import ModelFacts
 from changeover.engines.protocol import LaunchSpec, ServerCommand
 from changeover.engines.registry import get_engine
-from changeover.engines.versions import SUPPORT
 from changeover.pipeline.context import RunContext
 from changeover.pipeline.spec import PipelineSpec, ServerSpec, is_path
-from changeover.states.conventions import default_boundaries, to_sglang_config
+from changeover.states.conventions import default_boundaries
 
 
 def server_command(context: RunContext, index: int, server: ServerSpec) -> ServerCommand:
@@ -60,7 +59,6 @@ def launch_spec(
         max_concurrency=engine.max_concurrency,
         capture_dir=captures if capturing else None,
         aux_boundaries=aux_boundaries(server, model) if capturing else (),
-        aux_ids=_as_engine_numbers(engine.kind, aux_boundaries(server, model), model) if capturing else (),
         layers=model.layers,
         drafter=drafter,
         draft_tokens=server.draft_tokens,
@@ -77,19 +75,6 @@ def capture_dir(context: RunContext, index: int) -> Path:
 def aux_boundaries(server: ServerSpec, model: ModelFacts) -> tuple[int, ...]:
     """The boundaries to record: the user's, else EAGLE-3's usual three."""
     return server.aux_boundaries or default_boundaries(model.layers)
-
-
-def _as_engine_numbers(kind: str, boundaries: tuple[int, ...], model: ModelFacts) -> tuple[int, ...]:
-    if kind != "sglang":
-        return boundaries
-    # For some families the numbers depend on the version; a target of unknown family is taken for one of them.
-    known = model.model_type != ""
-    family = model.model_type if known else "deepseek_v3"
-    return tuple(
-        to_sglang_config(
-            boundaries, model.layers, family, SUPPORT["sglang"].oldest_that_captures if known else None
-        )
-    )
 
 
 def free_port() -> int:
