@@ -48,6 +48,22 @@ def test_the_limit_is_above_99_in_100(tmp_path: Path, wrong_rows: int, passed: b
     assert result.agreement == pytest.approx(1 - wrong_rows / 100)
 
 
+@pytest.mark.parametrize(("ahead", "counted"), [(1.008, True), (1.05, False)])
+def test_a_near_tie_of_bfloat16_counts_and_is_said_apart(tmp_path: Path, ahead: float, counted: bool) -> None:
+    """A server that rounds to bfloat16 takes either of two tokens this close; the next one it would never take."""
+    root, model = tmp_path / "s", write_model(tmp_path / "model")
+    head = np.eye(VOCAB, HIDDEN, dtype=np.float32)
+    save_file({"lm_head.weight": head}, model / "model.safetensors")
+    with StatesWriter.create(root, small_manifest(vocab=VOCAB)) as writer:
+        made = make_sample("s", tokens=30, prompt_tokens=20)
+        ids = made.input_ids % HIDDEN
+        following = np.append(ids[1:], 0)
+        last = bf16(head[following] + ahead * head[(following + 1) % HIDDEN])
+        writer.add(Sample("s", ids, made.loss_mask, made.aux, last))
+    result = probe(StatesReader(root), model)
+    assert (result.rows, result.exact, result.agreed) == (10, 0, 10 if counted else 0)
+
+
 def test_the_prompt_is_not_judged(tmp_path: Path) -> None:
     """Its tokens were given, not chosen by the model."""
     root = tmp_path / "s"
@@ -92,5 +108,5 @@ def test_tied_and_nested_and_sharded_models_are_read(tmp_path: Path) -> None:
 
 
 def test_no_rows_do_not_pass() -> None:
-    assert not judge([("s", 0, 0)]).passed
-    assert judge([("a", 200, 200), ("b", 100, 99)]).worst_sample == "b"
+    assert not judge([("s", 0, 0, 0)]).passed
+    assert judge([("a", 200, 200, 200), ("b", 100, 99, 99)]).worst_sample == "b"
