@@ -71,7 +71,8 @@ def _probe(said: Mapping[str, Any]) -> str:
     agreed, rows = words.count(number(said.get("agreed"))), words.count(number(said.get("rows")))
     share = words.percent(number(said.get("agreement")))
     verdict = "passed" if said["passed"] is True else "FAILED"
-    return f"{verdict}: {agreed} of {rows} rows give the token generated ({share})"
+    exact = f"; without near ties {words.count(number(said.get('exact')))}" if "exact" in said else ""
+    return f"{verdict}: {agreed} of {rows} rows give the token generated ({share}){exact}"
 
 
 def _gate(said: Mapping[str, Any]) -> str:
