@@ -196,7 +196,9 @@ def _import_everything() -> None:
     import changeover
 
     for module in pkgutil.walk_packages(changeover.__path__, "changeover."):
-        if not module.name.endswith("__main__"):
+        # imports what only an engine's environment has
+        inside_an_engine = module.name.startswith("changeover.engines.side.")
+        if not module.name.endswith("__main__") and not inside_an_engine:
             importlib.import_module(module.name)
 
 

@@ -16,6 +16,7 @@ from changeover.engines.protocol import LaunchSpec, ServerCommand, generate_one_
 from changeover.engines.readiness import Outcome, Pulse, error_line, loading_progress, moved, wait_ready
 from changeover.engines.registry import get_engine
 from changeover.machine import http
+from changeover.machine.gpus import NO_GPU, GpuFacts, GpuProcess, GpuReading, Presence
 from changeover.machine.local import LocalMachine
 from changeover.machine.processes import TICKS_PER_S, ProcessFacts, ProcessIdentity
 from changeover.machine.progress import Progress
@@ -39,6 +40,8 @@ class Script:
     now_s: float = 0.0
     looks: int = 0
     problem: str | None = None
+    gpu_mib_by_s: tuple[tuple[float, float], ...] = ()
+    gpu_questions: int = 0
     progress: list[Progress] = field(default_factory=list)
 
     # the clock
@@ -70,6 +73,15 @@ class Script:
 
     def exit_code(self, identity: ProcessIdentity) -> int | None:
         return -9 if self.now_s >= self.dies_s else None
+
+    def gpus(self, timeout_s: float) -> GpuReading:
+        self.gpu_questions += 1
+        used = [mib for since_s, mib in self.gpu_mib_by_s if self.now_s >= since_s]
+        if not used:
+            return NO_GPU
+        ours, strangers = GpuProcess(PID, used[-1], "compute"), GpuProcess(7, self.now_s, "compute")
+        gpu = GpuFacts("GPU-0", 0, "H200", 143_771.0, 0.0, 0.0, "v2", True, (ours, strangers))
+        return GpuReading(Presence.READ, (gpu,))
 
     # the engine
     def is_ready(self, url: str) -> bool:
@@ -119,6 +131,14 @@ def test_a_server_that_stops_moving_is_stalled_after_the_limit_and_no_sooner(scr
     assert result.outcome is Outcome.STALLED
     assert 159.0 <= result.seconds <= 161.0
     assert "nothing moved for 60 s" in result.reason and "loading shard" in result.reason
+
+
+def test_gpu_memory_of_ours_is_progress_and_that_of_a_stranger_is_not(script: Script) -> None:
+    script.works_s, script.gpu_mib_by_s = 100.0, ((0.0, 500.0), (145.0, 900.0))
+    result = script.wait(stall_s=60.0)
+    assert result.outcome is Outcome.STALLED
+    assert 219.0 <= result.seconds <= 222.0, "the silence after the last move at 160 s is as long as asked"
+    assert script.gpu_questions == 4, "a driver is entered twice in a silence"
 
 
 def test_idle_polling_is_no_progress(script: Script) -> None:
@@ -227,10 +247,18 @@ def test_a_real_process_that_dies_is_noticed(tmp_path: Path) -> None:
     assert "status 1" in result.reason and "no such layer" in result.reason
 
 
+HANGS = """def where_it_stands():
+    time.sleep(600)
+import time
+print("waiting for a peer", flush=True)
+where_it_stands()
+"""
+
+
 def test_a_real_process_that_hangs_is_stalled(tmp_path: Path) -> None:
     machine, owned = start(
         tmp_path,
-        [sys.executable, "-c", "import time; print('waiting for a peer', flush=True); time.sleep(600)"],
+        [sys.executable, "-c", HANGS],
     )
     result = wait_ready(machine, owned, get_engine("embedded"), COMMAND, checkpoint_bytes=1, stall_s=2.0)
     handle = machine.open(owned.identity)
@@ -239,6 +267,7 @@ def test_a_real_process_that_hangs_is_stalled(tmp_path: Path) -> None:
     machine.wait([handle], 10.0)
     machine.reap(owned.identity)
     assert result.outcome is Outcome.STALLED and "waiting for a peer" in result.reason
+    assert f"--- pid {owned.pid} 'python" in result.stacks and "where_it_stands (<string>:2)" in result.stacks
 
 
 class Answers(BaseHTTPRequestHandler):

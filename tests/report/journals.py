@@ -272,7 +272,14 @@ def collect_result() -> dict[str, Any]:
         "boundaries": [2, 15, 27],
         "last_norm": "post",
         "supervised_tokens": 31_900,
-        "probe": {"samples": 50, "rows": 5120, "agreed": 5114, "exact": 5090, "agreement": 0.9989, "passed": True},
+        "probe": {
+            "samples": 50,
+            "rows": 5120,
+            "agreed": 5114,
+            "exact": 5090,
+            "agreement": 0.9989,
+            "passed": True,
+        },
         "gate": {"requested": 372, "samples": 372, "failed": 0, "ids_sha256": "ef" * 32},
     }
 

@@ -2,7 +2,7 @@
 reported.
 
 Fixed deadlines kill healthy loads (vllm #35547, llama-swap #92, ollama #6031): what counts is whether
-anything moves, namely bytes read, CPU time of the server's processes, bytes in its log.
+anything moves, namely bytes read, CPU time of the server's processes, bytes in its log, its GPU memory.
 """
 
 from __future__ import annotations
@@ -13,14 +13,16 @@ from enum import StrEnum
 from pathlib import Path
 
 from changeover.engines.protocol import Engine, ServerCommand, generate_one_token
+from changeover.engines.stacks import dump_stacks
 from changeover.machine import http
-from changeover.machine.processes import TICKS_PER_S
+from changeover.machine.processes import TICKS_PER_S, ProcessFacts
 from changeover.machine.progress import Progress, ProgressSink, ignore_progress
 from changeover.machine.protocol import Machine
 from changeover.teardown.launch import Owned
 
 POLL_S = 0.5
 FIRST_TOKEN_TIMEOUT_S = 120.0
+GPU_TIMEOUT_S = 10.0
 STALLED_CPU_SHARE = 0.02
 """A tree below this share of one core does nothing but poll; an idle Python process with threads is under 1
 %.
@@ -50,12 +52,15 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True)
 class Readiness:
-    """How the wait ended. ``reason`` says it for people; ``log_tail`` are the log's last lines."""
+    """How the wait ended. ``reason`` says it for people; ``log_tail`` are the log's last lines; ``stacks`` those of a
+    stalled server's processes.
+    """
 
     outcome: Outcome
     seconds: float
     reason: str
     log_tail: str = ""
+    stacks: str = ""
 
     @property
     def ready(self) -> bool:
@@ -121,10 +126,12 @@ def wait_ready(
     """Wait until the server has generated a token, has died, or has not moved for ``stall_s``.
 
     Never ends because of the time alone while the server works. ``on_progress`` is called at every look and
-    may raise to end the wait. Death of the leader is noticed within a second.
+    may raise to end the wait. Death of the leader is noticed within a second. GPU memory is asked for only in a
+    silence, halfway and at its end: each question is a child that enters the driver.
     """
     clock = machine.clock
     first = last_move = _pulse(machine, owned)
+    gpu_mib_halfway: float | None = None
     while True:
         now = _pulse(machine, owned)
         seconds = now.t_s - first.t_s
@@ -143,18 +150,23 @@ def wait_ready(
                     seconds,
                     f"it says that it serves, but generated no token: {problem}",
                     _tail(owned.log),
+                    dump_stacks(_session(machine, owned)),
                 )
             continue
+        still_s = now.t_s - last_move.t_s
         if moved(last_move, now):
-            last_move = now
-        elif now.t_s - last_move.t_s >= stall_s:
+            last_move, gpu_mib_halfway = now, None
+        elif gpu_mib_halfway is None and still_s >= stall_s / 2:
+            gpu_mib_halfway = _gpu_mib(machine, owned)
+        elif still_s >= stall_s and _gpu_mib(machine, owned) != gpu_mib_halfway:
+            last_move, gpu_mib_halfway = now, None
+        elif still_s >= stall_s:
             tail = _tail(owned.log)
-            still_s = now.t_s - last_move.t_s
             reason = (
-                f"nothing moved for {still_s:.0f} s (no byte read, no CPU time, no log line) after "
+                f"nothing moved for {still_s:.0f} s (no byte read, no CPU time, no log line, no GPU memory) after "
                 f"{seconds:.0f} s; last log line: {error_line(tail)}"
             )
-            return Readiness(Outcome.STALLED, seconds, reason, tail)
+            return Readiness(Outcome.STALLED, seconds, reason, tail, dump_stacks(_session(machine, owned)))
         on_progress(loading_progress(first, now, checkpoint_bytes))
         clock.sleep(POLL_S)
 
@@ -175,15 +187,25 @@ def _alive(machine: Machine, owned: Owned) -> bool:
 def _pulse(machine: Machine, owned: Owned) -> Pulse:
     """Over the server's session: its leader and everything that did not leave it."""
     ticks, read_bytes = 0, 0
-    for facts in machine.processes().values():
-        if facts.sid == owned.sid:
-            ticks += facts.cpu_ticks
-            read_bytes += _bytes_read(facts.pid)
+    for facts in _session(machine, owned):
+        ticks += facts.cpu_ticks
+        read_bytes += _bytes_read(facts.pid)
     try:
         log_bytes = owned.log.stat().st_size
     except FileNotFoundError:
         log_bytes = 0
     return Pulse(machine.clock.monotonic(), read_bytes, ticks / TICKS_PER_S, log_bytes)
+
+
+def _session(machine: Machine, owned: Owned) -> list[ProcessFacts]:
+    return [facts for facts in machine.processes().values() if facts.sid == owned.sid]
+
+
+def _gpu_mib(machine: Machine, owned: Owned) -> float:
+    """What the drivers list for the server's processes; 0 where there is no GPU, or none is listed."""
+    ours = {facts.pid for facts in _session(machine, owned)}
+    reading = machine.gpus(GPU_TIMEOUT_S)
+    return sum(one.used_mib or 0.0 for gpu in reading.gpus for one in gpu.processes if one.pid in ours)
 
 
 def _bytes_read(pid: int) -> int:

@@ -128,8 +128,13 @@ def _wait_until_ready(
         on_progress=watch,
     )
     if not result.ready:
+        todo = f"Its log: {owned.log}"
+        if result.stacks:
+            stacks = owned.log.with_name("stacks.txt")
+            stacks.write_text(without_secrets(result.stacks))  # each begins with its command line
+            todo += f"; what its processes were doing: {stacks}"
         raise PhaseFailed(
             expected=f"the server of phase {phase} to become ready",
             seen=without_secrets(result.reason),  # it repeats a line of the log
-            todo=f"Its log: {owned.log}",
+            todo=todo,
         )

@@ -51,7 +51,9 @@ class ProbeResult:
 
 def judge(counts: Sequence[tuple[str, int, int, int]]) -> ProbeResult:
     """The verdict over (sample id, rows looked at, rows that agreed, those of them without the near ties)."""
-    rows, agreed, exact = (sum(count[at] for count in counts) for at in (1, 2, 3))
+    rows = sum(seen for _, seen, _, _ in counts)
+    agreed = sum(same for _, _, same, _ in counts)
+    exact = sum(first for _, _, _, first in counts)
     shares = [(same / seen, name) for name, seen, same, _ in counts if seen]
     worst = min(shares, default=(None, None))
     agreement = agreed / rows if rows else 0.0
