@@ -120,7 +120,8 @@ def test_a_server_killed_in_the_middle_ends_the_collection_soon(
         started = time.monotonic()
 
         def kill_at_ten(progress: Any) -> None:
-            if progress.stage == "collect" and progress.done == 10:
+            # two samples may be stored between two reports
+            if progress.stage == "collect" and progress.done >= 10:
                 server.process.kill()
 
         with pytest.raises(CollectFailed, match="failures in a row"):
