@@ -9,6 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from changeover.engines.protocol import ServerCommand
+from changeover.engines.readiness import Outcome, wait_ready
+from changeover.engines.registry import get_engine
 from changeover.machine.local import LocalMachine
 from changeover.machine.ports import read_port
 from changeover.teardown.clear import clear
@@ -109,6 +112,41 @@ def test_what_changeover_launched_leaves_no_segment_and_no_socket_behind(
     assert left_behind(before) == []
     items = {one.item.split(":")[0]: one for one in clearance.evidence}
     assert "removed" in items["shared-memory"].note and "removed" in items["sockets"].note
+
+
+def test_a_core_that_stops_while_it_loads_is_said_to_stall_and_where(vllm: Engine, tmp_path: Path) -> None:
+    """The API process waits for it for ever, alive and silent; its stack says for what."""
+    machine = LocalMachine()
+    baseline, port = take_baseline(machine), free_port()
+    owned = launched(vllm, machine, tmp_path, port)
+    server = Server(Launched(owned), port, owned.log)
+    stopped: set[int] = set()
+
+    def stop_the_core(_: object) -> None:
+        for pid in {*server.pids("VLLM::EngineCore"), *server.pids("VLLM::Worker")} - stopped:
+            os.kill(pid, signal.SIGSTOP)
+            stopped.add(pid)
+
+    try:
+        url = f"http://127.0.0.1:{port}"
+        command = ServerCommand(argv=(), env={}, ports=(port,), url=url)
+        result = wait_ready(
+            machine,
+            owned,
+            get_engine("vllm"),
+            command,
+            checkpoint_bytes=1,
+            stall_s=15.0,
+            on_progress=stop_the_core,
+        )
+    finally:
+        clearance = clear(machine, [owned.target("server", ports=(port,))], baseline)
+    assert result.outcome is Outcome.STALLED and stopped, result.reason
+    assert "nothing moved for 15 s" in result.reason
+    parts = {int(part.split()[0]): part for part in result.stacks.split("--- pid ")[1:]}
+    assert "vllm/" in parts[owned.pid] and stopped < set(parts)
+    assert all("state T" in parts[pid] for pid in stopped)
+    assert clearance.verdict is Verdict.CLEAN and server.session() == [], clearance.to_text()
 
 
 def test_a_worker_is_killed_and_the_server_says_nothing_of_it(
