@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 
+from changeover.engines.flags import conflicts, value_after
 from changeover.engines.protocol import (
     LaunchSpec,
     LoadReading,
@@ -23,6 +24,15 @@ from changeover.teardown.footprint import Drain, StopPolicy
 MAX_PORT = 65535
 NCCL_PORT_OFFSET = 1000
 """Where we put ``--nccl-port``, so that the port is known and can be proven free afterwards."""
+
+NOT_WITH_CAPTURE = {
+    "--speculative-algorithm": "states are captured from the target alone",
+    "--speculative-draft-model-path": "states are captured from the target alone",
+    "--cuda-graph-max-bs": "CUDA graphs are off, hooks do not run in them",
+    "--cuda-graph-bs": "CUDA graphs are off, hooks do not run in them",
+    "--chunked-prefill-size": "a prompt in chunks is not captured",
+    "--forward-hooks": "ours is set by it, and a second one would replace it",
+}
 
 
 class SglangEngine:
@@ -44,7 +54,6 @@ class SglangEngine:
 
     def refusals(self, launch: LaunchSpec) -> list[str]:
         found = []
-        flags = set(launch.flags)
         if launch.port + NCCL_PORT_OFFSET > MAX_PORT:
             found.append(f"port: expected at most {MAX_PORT - NCCL_PORT_OFFSET}; saw {launch.port}")
         if launch.profile == "capture":
@@ -52,16 +61,8 @@ class SglangEngine:
                 found.append("profile capture: expected a folder and aux_boundaries; saw none")
             if "PYTHONPATH" in launch.env:
                 found.append("profile capture: PYTHONPATH carries our hook; remove it from env")
-            if flags & {"--speculative-algorithm", "--speculative-draft-model-path"}:
-                found.append(
-                    "profile capture: states are captured from the target alone; remove --speculative-*"
-                )
-            for flag in ("--cuda-graph-max-bs", "--cuda-graph-bs"):
-                if flag in flags:
-                    found.append(
-                        f"profile capture: CUDA graphs are off, hooks do not run in them; remove {flag}"
-                    )
-        algorithm = _value_after(launch.flags, "--speculative-algorithm")
+            found += conflicts(launch.flags, "capture", NOT_WITH_CAPTURE)
+        algorithm = value_after(launch.flags, "--speculative-algorithm")
         if algorithm is not None and algorithm != "EAGLE3":
             # An EAGLE-3 drafter under EAGLE loads without an error and accepts nothing (sglang PR #21272).
             found.append(f"--speculative-algorithm: expected EAGLE3; saw {algorithm}")
@@ -127,12 +128,3 @@ def _hook(launch: LaunchSpec) -> dict[str, object]:
         "hook_factory": "changeover_hooks:capture",
         "config": {"folder": str(launch.capture_dir), "boundaries": list(launch.aux_boundaries)},
     }
-
-
-def _value_after(flags: tuple[str, ...], name: str) -> str | None:
-    for at, flag in enumerate(flags):
-        if flag == name and at + 1 < len(flags):
-            return flags[at + 1]
-        if flag.startswith(name + "="):
-            return flag.removeprefix(name + "=")
-    return None

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 
+from changeover.engines.flags import conflicts
 from changeover.engines.protocol import (
     LaunchSpec,
     LoadReading,
@@ -21,6 +22,11 @@ from changeover.teardown.drains import drain_for, vllm_load
 from changeover.teardown.footprint import Drain, StopPolicy
 
 SHUTDOWN_TIMEOUT_S = 60
+NOT_WITH_CAPTURE = {
+    "--enable-prefix-caching": "rows of a cached prefix are not computed again, and would be missing",
+    "--enable-chunked-prefill": "chunks drop or repeat rows (vllm #39949)",
+    "--kv-transfer-config": "ours is set by it, and a second one would replace it",
+}
 
 
 class VllmEngine:
@@ -34,13 +40,12 @@ class VllmEngine:
 
     def refusals(self, launch: LaunchSpec) -> list[str]:
         found = []
-        for flag in ("--speculative-config", "--speculative_config"):
-            if launch.profile != "production" and any(
-                given == flag or given.startswith(flag + "=") for given in launch.flags
-            ):
-                found.append(
-                    f"profile {launch.profile} sets --speculative-config itself; remove it from flags"
-                )
+        if launch.profile != "production":
+            found += conflicts(
+                launch.flags, launch.profile, {"--speculative-config": "it is set by the profile"}
+            )
+        if launch.profile == "capture":
+            found += conflicts(launch.flags, "capture", NOT_WITH_CAPTURE)
         if launch.profile == "capture" and launch.capture_dir is None:
             found.append("profile capture: expected a folder for the captured states; saw none")
         if launch.profile == "capture" and (launch.layers is None or launch.layers in launch.aux_boundaries):
