@@ -27,6 +27,13 @@ class Segment:
         return {"path": self.path, "inode": self.inode}
 
 
+def free_mib(root: Path = SHM_ROOT) -> float:
+    """What may still be written there; a segment larger than this ends its writer by SIGBUS, or by an error late in a
+    load."""
+    status = os.statvfs(root)
+    return status.f_bavail * status.f_frsize / 2**20
+
+
 def is_segment(held: OpenPath, segment: Segment) -> bool:
     """Whether that is it: by name, or mapped under a name that it has no more."""
     mapped = held.mapped and held.path.startswith(f"{Path(segment.path).parent}/")

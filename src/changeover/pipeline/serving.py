@@ -9,6 +9,7 @@ from changeover.engines.readiness import wait_ready
 from changeover.engines.registry import get_engine
 from changeover.engines.versions import installed_version
 from changeover.machine.progress import Progress
+from changeover.machine.shm import free_mib
 from changeover.pipeline.commands import server_command
 from changeover.pipeline.context import PhaseFailed, PortTaken, RunContext
 from changeover.pipeline.follow import Throttle
@@ -19,6 +20,8 @@ from changeover.pipeline.spec import ServerSpec
 from changeover.teardown.footprint import StopPolicy
 from changeover.teardown.launch import Owned
 
+SHM_PER_RANK_MIB = 64
+"""Docker's default for a whole container was too small for four ranks (nccl #290, #342: segments of 9.2 MiB each)."""
 _LOOK_S = 0.2
 _PROGRESS_PERIOD_S = 1.0
 
@@ -32,6 +35,7 @@ def start_server(
     folder.mkdir(parents=True, exist_ok=True)
     command = server_command(context, index, spec)
     _expect_free_ports(context, phase, command)
+    expect_shared_memory(context.spec.engine.tensor_parallel, command, free_mib())
     engine = get_engine(context.spec.engine.kind)
     stop = StopPolicy(spec.stop) if spec.stop is not None else engine.default_stop
     cgroup = processes.make_cgroup(SERVER)
@@ -91,6 +95,21 @@ def _expect_free_ports(context: RunContext, phase: str, command: ServerCommand) 
                 todo="End whoever does (`changeover check` names ports and their holders), or give the server another "
                 "`port:`.",
             )
+
+
+def expect_shared_memory(ranks: int, command: ServerCommand, free: float) -> None:
+    """Ranks talk through ``/dev/shm``; where it is too small, or full of what others left, they fail after the load.
+
+    ``free`` in MiB. Raises PhaseFailed before anything is started; ``NCCL_SHM_DISABLE=1`` in ``env:`` goes without.
+    """
+    needed = ranks * SHM_PER_RANK_MIB
+    if ranks > 1 and free < needed and command.env.get("NCCL_SHM_DISABLE") != "1":
+        raise PhaseFailed(
+            expected=f"{needed} MiB free in /dev/shm for {ranks} ranks",
+            seen=f"{free:.0f} MiB",
+            todo="Remove what was left there (`ls -l /dev/shm`), give the container more (--shm-size=1g, "
+            "--ipc=host), or set NCCL_SHM_DISABLE: '1' in env.",
+        )
 
 
 def hold_server(context: RunContext, phase: str, processes: PhaseProcesses) -> NoReturn:
