@@ -4,7 +4,7 @@ vLLM's own ``ExampleHiddenStatesConnector`` saves for every request, needs a loc
 wherever a client says once custom paths are allowed, and pins memory, which ends the engine on a CPU. Here a request
 without a name is not saved, a name is a bare one, and a file that is there is whole (temporary name, fsync, rename).
 
-Read in vLLM 0.32 (``example_hidden_states_connector.py``). Nothing of Changeover can be imported here.
+Read in vLLM 0.25.1 and 0.32 (``example_hidden_states_connector.py``). Nothing of Changeover can be imported here.
 """
 
 import os
@@ -41,6 +41,12 @@ class ChangeoverConnector(ExampleHiddenStatesConnector):
         if not isinstance(name, str) or not CAPTURE_NAME.fullmatch(name):
             return None
         return str(Path(self._storage_path) / name)
+
+    def request_finished(self, request, block_ids):
+        # 0.25 takes every request for a named one here, and ends the engine on one that is not
+        if request.request_id not in self._request_filenames:
+            return False, None
+        return super().request_finished(request, block_ids)
 
     def _submit_async_write(self, pending):
         if not self._is_tp_rank_zero:
