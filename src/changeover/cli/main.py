@@ -14,6 +14,7 @@ from changeover.cli import (
     clear,
     compare,
     drafter,
+    patch,
     plan,
     report,
     run,
@@ -63,6 +64,7 @@ app.command("compare")(compare.compare)
 app.command("report")(report.report)
 app.add_typer(states.app, name="states")
 app.add_typer(drafter.app, name="drafter")
+app.add_typer(patch.app, name="patch")
 
 
 def main() -> None:

@@ -41,6 +41,7 @@ SIDE = Path(__file__).parent / "side"
 class LaunchSpec:
     """One server to be started. ``capture_dir`` belongs to profile ``capture``, ``drafter`` to ``speculative``.
 
+    ``overlay`` is a folder that holds the engine's package with our patch in it: the states come through that.
     ``layers`` are the target's, where they are known. ``python`` is the interpreter of the engine's own environment.
     ``flags`` are appended as they are; ``env`` is added.
     """
@@ -59,6 +60,7 @@ class LaunchSpec:
     max_concurrency: int | None = None
     capture_dir: Path | None = None
     aux_boundaries: tuple[int, ...] = ()
+    overlay: Path | None = None
     layers: int | None = None
     drafter: Path | None = None
     draft_tokens: int = 3
@@ -131,9 +133,10 @@ class Engine(Protocol):
     def drain(self, command: ServerCommand) -> Drain | None: ...
 
 
-def side_environment() -> dict[str, str]:
+def side_environment(*before: Path) -> dict[str, str]:
     """So that an engine finds what it is to load of ours (``engines/side``), before what the user's own path has."""
-    return {"PYTHONPATH": first_on_python_path(str(SIDE), os.environ)}
+    folders = os.pathsep.join(map(str, (*before, SIDE)))
+    return {"PYTHONPATH": first_on_python_path(folders, os.environ)}
 
 
 def is_healthy(url: str) -> bool:

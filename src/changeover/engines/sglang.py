@@ -61,6 +61,8 @@ class SglangEngine:
                 found.append("profile capture: expected a folder and aux_boundaries; saw none")
             if "PYTHONPATH" in launch.env:
                 found.append("profile capture: PYTHONPATH carries our hook; remove it from env")
+            if "CHANGEOVER_CAPTURE" in launch.env:
+                found.append("profile capture: CHANGEOVER_CAPTURE is ours to set; remove it from env")
             found += conflicts(launch.flags, "capture", NOT_WITH_CAPTURE)
         algorithm = value_after(launch.flags, "--speculative-algorithm")
         if algorithm is not None and algorithm != "EAGLE3":
@@ -89,7 +91,8 @@ class SglangEngine:
         if launch.profile == "capture":
             # The radix cache hides rows of shared prefixes, chunked prefill splits rows, graphs skip hooks.
             argv += ["--disable-radix-cache", "--disable-cuda-graph", "--chunked-prefill-size", "-1"]
-            argv += ["--forward-hooks", json.dumps([_hook(launch)])]
+            if launch.overlay is None:
+                argv += ["--forward-hooks", json.dumps([_hook(launch)])]
         if launch.profile == "speculative":
             argv += ["--speculative-algorithm", "EAGLE3"]
             argv += ["--speculative-draft-model-path", str(launch.drafter)]
@@ -100,7 +103,7 @@ class SglangEngine:
             argv=tuple(argv),
             # Worker titles would otherwise overwrite the environment that proves whose they are.
             env={
-                **(side_environment() if launch.profile == "capture" else {}),
+                **(_capture_environment(launch) if launch.profile == "capture" else {}),
                 "SPT_NOENV": "1",
                 "HF_HUB_OFFLINE": "1",
                 **launch.env,
@@ -120,11 +123,21 @@ class SglangEngine:
         return drain_for(self.kind, command.url)
 
 
+def _capture_environment(launch: LaunchSpec) -> dict[str, str]:
+    if launch.overlay is None:
+        return side_environment()
+    return {**side_environment(launch.overlay), "CHANGEOVER_CAPTURE": json.dumps(_capture(launch))}
+
+
+def _capture(launch: LaunchSpec) -> dict[str, object]:
+    return {"folder": str(launch.capture_dir), "boundaries": list(launch.aux_boundaries)}
+
+
 def _hook(launch: LaunchSpec) -> dict[str, object]:
     """On the logits processor, which every model calls with the rows after the final norm and the captured ones."""
     return {
         "name": "changeover",
         "target_modules": ["*logits_processor"],
         "hook_factory": "changeover_hooks:capture",
-        "config": {"folder": str(launch.capture_dir), "boundaries": list(launch.aux_boundaries)},
+        "config": _capture(launch),
     }

@@ -36,11 +36,17 @@ SUPPORT = {
     ),
     "vllm": Support(
         "vllm",
-        (0, 32),
-        "our connector builds on its hidden-states connector, which was read in 0.32",
+        (0, 25, 1),
+        "our connector builds on its hidden-states connector, which was read in 0.25.1 and 0.32",
         ("0.32.0",),
     ),
 }
+
+
+PATCH_READ = tuple(
+    (0, 5, patch) for patch in (3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22, 23)
+)
+"""Versions of SGLang on whose model files the capture patch was tried: it goes in, Python compiles it, it comes out."""
 
 
 @cache

@@ -40,6 +40,8 @@ class VllmEngine:
 
     def refusals(self, launch: LaunchSpec) -> list[str]:
         found = []
+        if launch.overlay is not None:
+            found.append("capture_through: expected hook; saw patch, which is of SGLang's source alone")
         if launch.profile != "production":
             found += conflicts(
                 launch.flags, launch.profile, {"--speculative-config": "it is set by the profile"}

@@ -7,20 +7,26 @@ import sys
 from pathlib import Path
 
 from changeover.engines.models import ModelFacts
+from changeover.engines.patch.installed import find_sglang
+from changeover.engines.patch.overlay import build_overlay
 from changeover.engines.protocol import LaunchSpec, ServerCommand
 from changeover.engines.registry import get_engine
 from changeover.pipeline.context import RunContext
 from changeover.pipeline.spec import PipelineSpec, ServerSpec, is_path
 from changeover.states.conventions import default_boundaries
 
+CAPTURE = "capture"
+
 
 def server_command(context: RunContext, index: int, server: ServerSpec) -> ServerCommand:
     """The command of a phase's server, for now: its port is free, its capture folder exists."""
-    captures = capture_dir(context, index)
+    folder = context.folder.server(index, context.spec.phases[index].name)
     if server.profile == "capture":
-        captures.mkdir(parents=True, exist_ok=True)
+        capture_dir(context, index).mkdir(parents=True, exist_ok=True)
     drafter = context.made(server.drafter, "drafter") if server.drafter is not None else None
-    launch = launch_spec(context.spec, server, context.model, captures, drafter, server.port or free_port())
+    launch = launch_spec(context.spec, server, context.model, folder, drafter, server.port or free_port())
+    if launch.overlay is not None:
+        build_overlay(find_sglang(launch.python), launch.overlay)
     return get_engine(context.spec.engine.kind).server_command(launch)
 
 
@@ -31,18 +37,18 @@ def planned_launch(spec: PipelineSpec, server: ServerSpec, model: ModelFacts) ->
         drafter = (
             Path(server.drafter) if is_path(server.drafter) else Path("RUN") / server.drafter / "drafter"
         )
-    return launch_spec(spec, server, model, Path("RUN") / "capture", drafter, server.port or free_port())
+    return launch_spec(spec, server, model, Path("RUN"), drafter, server.port or free_port())
 
 
 def launch_spec(
     spec: PipelineSpec,
     server: ServerSpec,
     model: ModelFacts,
-    captures: Path,
+    folder: Path,
     drafter: Path | None,
     port: int,
 ) -> LaunchSpec:
-    """What an engine is told."""
+    """What an engine is told; ``folder`` is the server's own."""
     engine = spec.engine
     capturing = server.profile == "capture"
     return LaunchSpec(
@@ -57,8 +63,9 @@ def launch_spec(
         memory_fraction=engine.memory_fraction,
         context_length=engine.context_length,
         max_concurrency=engine.max_concurrency,
-        capture_dir=captures if capturing else None,
+        capture_dir=folder / CAPTURE if capturing else None,
         aux_boundaries=aux_boundaries(server, model) if capturing else (),
+        overlay=folder / "overlay" if server.capture_through == "patch" else None,
         layers=model.layers,
         drafter=drafter,
         draft_tokens=server.draft_tokens,
@@ -69,7 +76,7 @@ def launch_spec(
 
 def capture_dir(context: RunContext, index: int) -> Path:
     """Where the capture server of this phase puts its files."""
-    return context.folder.server(index, context.spec.phases[index].name) / "capture"
+    return context.folder.server(index, context.spec.phases[index].name) / CAPTURE
 
 
 def aux_boundaries(server: ServerSpec, model: ModelFacts) -> tuple[int, ...]:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from changeover.engines.models import ModelFacts, describe_model
+from changeover.engines.patch.installed import patch_refusal
 from changeover.engines.registry import get_engine
 from changeover.engines.versions import installed_version, version_refusal
 from changeover.machine.errors import InvalidInput
@@ -246,6 +247,9 @@ def _refusals(
             continue
         too_old = version_refusal(spec.engine.kind, version, phase.server.profile)
         found += [f"{phase.name}: {too_old}"] if too_old else []
+        if phase.server.capture_through == "patch" and spec.engine.kind == "sglang":
+            no_patch = patch_refusal(spec.engine.python or sys.executable, model.architecture)
+            found += [f"{phase.name}: {no_patch}"] if no_patch else []
         for boundary in aux_boundaries(phase.server, model) if phase.server.profile == "capture" else ():
             if boundary > model.layers:
                 found.append(

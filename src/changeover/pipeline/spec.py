@@ -71,6 +71,11 @@ class ServerSpec(Section):
     aux_boundaries: tuple[Annotated[int, Field(ge=0)], ...] | None = Field(
         None, description="Profile `capture`: which boundaries to record; default 2, L//2, L-3."
     )
+    capture_through: Literal["hook", "patch"] = Field(
+        "hook",
+        description="Profile `capture` of SGLang: its `--forward-hooks`, or our patch of the model's source, in a copy "
+        "beside the installed package, for versions and models that no hook reaches.",
+    )
     drafter: str | None = Field(
         None, description="Profile `speculative`: a train job (`phase/job`) or a folder."
     )
@@ -97,6 +102,8 @@ class ServerSpec(Section):
             raise ValueError(f"profile `{self.profile}` does not use a drafter; remove `drafter:`")
         if self.profile != "capture" and self.aux_boundaries is not None:
             raise ValueError(f"profile `{self.profile}` captures nothing; remove `aux_boundaries:`")
+        if self.profile != "capture" and self.capture_through != "hook":
+            raise ValueError(f"profile `{self.profile}` captures nothing; remove `capture_through:`")
         return self
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from changeover.machine.clock import Clock
+from changeover.machine.folders import state_folder
 from changeover.machine.processes import ProcessIdentity
 from changeover.machine.protocol import Machine
 from changeover.machine.record import Record, RecordDamaged, read_events
@@ -26,11 +27,7 @@ _LOOKED_BACK = 50  # audits: enough for a bad day, and each is a few kB
 
 
 def audit_folder() -> Path:
-    """Made with mode 0700 where it is missing."""
-    state = os.environ.get("XDG_STATE_HOME")
-    folder = (Path(state) if state else Path.home() / ".local" / "state") / "changeover" / "audit"
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    return folder
+    return state_folder("audit")
 
 
 def new_audit_id() -> str:

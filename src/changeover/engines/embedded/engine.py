@@ -29,6 +29,8 @@ class EmbeddedEngine:
 
     def refusals(self, launch: LaunchSpec) -> list[str]:
         found = []
+        if launch.overlay is not None:
+            found.append("capture_through: expected hook; saw patch, which is of SGLang's source alone")
         if launch.tensor_parallel != 1:
             found.append(
                 f"tensor_parallel: the embedded engine runs on one device; saw {launch.tensor_parallel}"

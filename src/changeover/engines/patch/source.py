@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ast
 import hashlib
+import io
 import re
 from enum import StrEnum
 
@@ -62,13 +63,17 @@ def patched(text: str) -> str:
     if MARK in text:
         raise PatchRefused("it is patched already")
     first, forwards = _anchors(text)
-    lines = text.splitlines(keepends=True)
+    lines = _lines(text)
     end = "\r\n" if lines[0].endswith("\r\n") else "\n"
     for forward in sorted(forwards, key=lambda one: one.lineno, reverse=True):
         lines.insert(forward.lineno - 1, f"{' ' * forward.col_offset}{_CALL}  {MARK}{end}")
-    header = f"{MARK} 1: original sha256 {sha256_of(text)}; `changeover patch restore` takes these lines out{end}"
+    header = (
+        f"{MARK} 1: original sha256 {sha256_of(text)}; `changeover patch restore` takes these lines out{end}"
+    )
     lines[first:first] = [header, *(f"{line}  {MARK}{end}" for line in _PREAMBLE)]
-    return "".join(lines)
+    result = "".join(lines)
+    _expect_sound(result, text)
+    return result
 
 
 def original(text: str) -> str:
@@ -76,8 +81,9 @@ def original(text: str) -> str:
     found = _HEADER.search(text)
     if found is None:
         raise PatchRefused("it has no line that says what it was")
-    lines = text.splitlines(keepends=True)
-    rest = "".join(line for line in lines if not line.rstrip().endswith(MARK) and not _HEADER.match(line))
+    rest = "".join(
+        line for line in _lines(text) if not line.rstrip().endswith(MARK) and not _HEADER.match(line)
+    )
     if sha256_of(rest) != found[1]:
         raise PatchRefused(
             f"without the patch it has sha256 {sha256_of(rest)[:12]}, and it was {found[1][:12]} before"
@@ -87,6 +93,20 @@ def original(text: str) -> str:
 
 def sha256_of(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _expect_sound(result: str, text: str) -> None:
+    try:
+        ast.parse(result)
+    except SyntaxError as error:
+        raise PatchRefused(f"with the patch in it, it would be no Python: {error}") from error
+    if original(result) != text:
+        raise PatchRefused("the patch could not be taken out of it again")
+
+
+def _lines(text: str) -> list[str]:
+    """As Python counts them: a form feed ends none."""
+    return io.StringIO(text, newline="").readlines()
 
 
 def _anchors(text: str) -> tuple[int, list[ast.stmt]]:

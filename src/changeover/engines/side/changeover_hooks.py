@@ -1,4 +1,7 @@
-"""Loaded by SGLang, in SGLang's own environment (``--forward-hooks``): writes the states of announced prompts.
+"""Loaded by SGLang, in SGLang's own environment: writes the states of announced prompts.
+
+By ``--forward-hooks`` (:func:`capture`), or by the patch in the model's source (:func:`attach`), for versions and
+models that no hook reaches.
 
 The hook sits on the logits processor, which every model calls with the rows after the final norm and the captured ones
 (``layers/logits_processor.py`` of 0.5.6 to 0.5.23). The model is asked for the captured ones as SGLang itself asks for
@@ -11,19 +14,36 @@ Nothing of Changeover can be imported here.
 """
 
 import hashlib
+import json
+import os
 import sys
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import torch
 from changeover_files import CAPTURE_NAME, write_whole
 
+_ATTACHED = weakref.WeakSet()
+
 
 def capture(config):
     """The hook for ``config``: ``folder``, and ``boundaries``, which rows are captured side by side."""
-    folder, boundaries = Path(config["folder"]), list(config["boundaries"])
     # SGLang hands a factory the configuration alone; the model is the caller's (register_forward_hooks(model, ...)).
-    record(sys._getframe(1).f_locals["model"], boundaries)
+    return _hook_for(sys._getframe(1).f_locals["model"], config)
+
+
+def attach(model):
+    """Called by a patched model at the start of each ``forward``; ``CHANGEOVER_CAPTURE`` is the configuration."""
+    if model not in _ATTACHED:
+        _ATTACHED.add(model)
+        hook = _hook_for(model, json.loads(os.environ["CHANGEOVER_CAPTURE"]))
+        model.logits_processor.register_forward_hook(hook)
+
+
+def _hook_for(model, config):
+    folder, boundaries = Path(config["folder"]), list(config["boundaries"])
+    record(model, boundaries)
     writing = ThreadPoolExecutor(max_workers=2, thread_name_prefix="changeover-states")
 
     def hook(_module, args, _output):
