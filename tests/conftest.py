@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,9 @@ from tests.tiny_model import build_tiny_model
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # no test may reach for a hub, also not by accident
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+# A shell starts what it puts in the background with SIGINT ignored, and every child would inherit that.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # An example that takes long on a busy machine is no defect; what is slow is measured in benchmarks/.
 settings.register_profile("changeover", deadline=None)

@@ -25,6 +25,7 @@ from changeover.machine.record import Record
 
 BACKUP = ".changeover-original"
 PARTIAL = ".changeover-partial"
+_NEVER_PATCHED = (SourceState.ORIGINAL, SourceState.UNKNOWN)
 
 
 @dataclass(frozen=True)
@@ -65,8 +66,13 @@ def restore_in_place(
 ) -> list[Change]:
     """Bring back every file that is patched, byte for byte, proven by the hash that the patch noted in it.
 
-    A file that was edited since is left as it is, and said. Raises as :func:`apply_in_place`.
+    A file that was edited since is left as it is, and said. Where nothing is left of a patch nothing is asked for
+    either: no right to write, no lock, nobody's leave. Raises as :func:`apply_in_place`.
     """
+    files = model_files(installed)
+    begun = any(it.state not in _NEVER_PATCHED or backup_of(it.path).exists() for it in files)
+    if not begun and not _partials(installed):
+        return [Change(it.name, it.state, "is as it was") for it in files]
     return _each(installed, journal, clock, look, _restore)
 
 
@@ -86,9 +92,14 @@ def _each(
                 todo="End it first (`changeover clear --pid N` shows its whole tree and asks), or leave the installed "
                 "files alone: without --in-place a copy is made beside them.",
             )
-        for left in installed.models.glob(f"*{PARTIAL}"):  # of a change that was killed
+        for left in _partials(installed):
             left.unlink()
         return [change(it, record) for it in model_files(installed)]
+
+
+def _partials(installed: Installed) -> list[Path]:
+    """Left by a change that was killed."""
+    return list(installed.models.glob(f"*{PARTIAL}"))
 
 
 def _who_holds(installed: Installed) -> list[str]:
@@ -154,7 +165,7 @@ def _restore(it: ModelFile, record: Record) -> Change:
     if it.state is SourceState.ORIGINAL and backup.exists():
         return _drop_backup(it, content, backup)
     if it.state is not SourceState.PATCHED:
-        note = "is as it was" if it.state is SourceState.ORIGINAL else "left alone"
+        note = "is as it was" if it.state in _NEVER_PATCHED else "left alone"
         if it.state is SourceState.EDITED and backup.exists():
             note = f"left alone; as it was before both: {backup.name}"
         return Change(it.name, it.state, note)

@@ -5,6 +5,7 @@ Nothing of SGLang is imported to learn that, and the interpreter is asked with a
 
 from __future__ import annotations
 
+import ast
 import base64
 import hashlib
 import json
@@ -120,11 +121,13 @@ def patch_refusal(python: str, architecture: str) -> str | None:
     except InvalidInput as error:
         return f"capture_through patch: expected {error.expected}; saw {error.seen}"
     usable = {it.name for it in model_files(installed) if it.state in USABLE}
-    if _file_with_forward(installed.models, architecture) in usable:
+    name = _file_with_forward(installed.models, architecture)
+    if name in usable:
         return None
+    seen = f"{name}, which it does not know" if name is not None else "none"
     return (
-        f"capture_through patch: expected a source of {architecture} that the patch knows; SGLang {installed.version} "
-        f"has it in {', '.join(sorted(usable)) or 'no file'}"
+        f"capture_through patch: expected a source of {architecture} that the patch knows; "
+        f"saw in SGLang {installed.version}: {seen}"
     )
 
 
@@ -134,15 +137,25 @@ def _file_with_forward(models: Path, architecture: str) -> str | None:
     seen: set[str] = set()
     while architecture not in seen:
         seen.add(architecture)
-        declared = re.compile(rf"^class {re.escape(architecture)}\(([\w.]+)", re.MULTILINE)
-        found = next(((name, hit) for name, text in sources.items() if (hit := declared.search(text))), None)
+        found = _class_of(sources, architecture)
         if found is None:
             return None
-        name, hit = found
-        body = re.split(r"^\S", sources[name][hit.end() :], maxsplit=1, flags=re.MULTILINE)[0]
-        if re.search(r"^    def forward\(", body, re.MULTILINE):
+        name, declared = found
+        if any(isinstance(it, ast.FunctionDef) and it.name == "forward" for it in declared.body):
             return name
-        architecture = hit[1].split(".")[-1]
+        if not declared.bases:
+            return None
+        architecture = ast.unparse(declared.bases[0]).split(".")[-1]
+    return None
+
+
+def _class_of(sources: Mapping[str, str], name: str) -> tuple[str, ast.ClassDef] | None:
+    for file, text in sources.items():
+        if re.search(rf"^class {re.escape(name)}\b", text, re.MULTILINE) is None:
+            continue  # a look at the text is a thousandth of reading it as Python
+        for node in ast.parse(text).body:
+            if isinstance(node, ast.ClassDef) and node.name == name:
+                return file, node
     return None
 
 
