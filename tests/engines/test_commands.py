@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from changeover.engines.embedded.config import parse_arguments
-from changeover.engines.protocol import LaunchSpec
+from changeover.engines.protocol import SIDE, LaunchSpec
 from changeover.engines.registry import get_engine
 from changeover.machine.errors import InvalidInput
 from changeover.teardown.drains import read_gauge
@@ -87,6 +87,25 @@ def test_sglang_captures_by_a_hook_on_what_every_model_calls() -> None:
     module, function = hook["hook_factory"].split(":")
     source = Path(command.env["PYTHONPATH"].split(":")[0]) / f"{module}.py"
     assert f"def {function}(" in source.read_text()
+
+
+def test_sglang_captures_through_the_patch_where_it_is_told_to() -> None:
+    launch = replace(CAPTURE, overlay=Path("/overlay"))
+    assert "--forward-hooks" not in argv("sglang", launch)
+    command = get_engine("sglang").server_command(launch)
+    assert command.env["PYTHONPATH"].split(":")[:2] == ["/overlay", str(SIDE)]
+    assert json.loads(command.env["CHANGEOVER_CAPTURE"]) == {"folder": "/captures", "boundaries": [2, 15, 27]}
+
+
+@pytest.mark.parametrize("kind", ["vllm", "embedded"])
+def test_the_patch_is_of_sglangs_source_alone(kind: str) -> None:
+    [refusal] = get_engine(kind).refusals(replace(CAPTURE, overlay=Path("/overlay")))
+    assert "capture_through: expected hook; saw patch" in refusal
+
+
+def test_what_the_patch_is_told_is_not_the_users_to_set() -> None:
+    [refusal] = get_engine("sglang").refusals(replace(CAPTURE, env={"CHANGEOVER_CAPTURE": "{}"}))
+    assert "remove it from env" in refusal
 
 
 def test_sglang_speculates_with_eagle3_never_eagle() -> None:

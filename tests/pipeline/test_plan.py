@@ -7,6 +7,7 @@ from changeover.pipeline.load import load_pipeline
 from changeover.pipeline.plan import make_plan, refuse_if_impossible
 from changeover.pipeline.plan_text import plan_text
 from changeover.states.prompts import is_held_out, read_prompts
+from tests.engines.sglang_tree import MODEL, make_environment
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 TIB = 2**40
@@ -103,3 +104,40 @@ def test_a_bench_that_the_warm_up_leaves_no_prompt_is_refused(tmp_path):
     spec = load_pipeline(EXAMPLES / "laptop.yaml", [f"{job}.requests=all", f"{job}.warmup=1000000"])
     with pytest.raises(InvalidInput, match="held out from training"):
         make_plan(spec, tmp_path, tmp_path, free_bytes=TIB)
+
+
+def test_a_capture_through_a_patch_that_the_source_does_not_take_is_refused(tmp_path):
+    python = make_environment(tmp_path / "env")
+    path = tmp_path / "p.yaml"
+    path.write_text(
+        f"""
+name: patched
+model: smollm2-135m-instruct
+prompts: {EXAMPLES}/prompts/laptop.jsonl
+engine: {{kind: sglang, python: {python}}}
+phases:
+  - name: capture
+    server: {{profile: capture, capture_through: patch}}
+    jobs: [{{kind: collect}}]
+"""
+    )
+    plan = make_plan(load_pipeline(path), tmp_path, tmp_path, free_bytes=TIB)
+    [refusal] = [it for it in plan.refusals if "patch" in it]
+    assert refusal == (
+        "capture: capture_through patch: expected a source of LlamaForCausalLM that the patch knows; "
+        "saw in SGLang 0.5.23: none"
+    )
+    models = next((tmp_path / "env").glob("lib/python3*/site-packages/sglang/srt/models"))
+    (models / "llama.py").write_text(MODEL.replace("Foo", "Llama"))
+    plan = make_plan(load_pipeline(path), tmp_path, tmp_path, free_bytes=TIB)
+    assert [it for it in plan.refusals if "patch" in it] == []
+
+
+def test_only_a_capture_is_through_something(tmp_path):
+    path = tmp_path / "p.yaml"
+    path.write_text(
+        "name: x\nmodel: smollm2-135m-instruct\nengine: {kind: sglang}\n"
+        "phases: [{name: a, server: {profile: production, capture_through: patch}, jobs: []}]\n"
+    )
+    with pytest.raises(InvalidInput, match="remove `capture_through:`"):
+        load_pipeline(path)
