@@ -36,8 +36,8 @@ SUPPORT = {
     ),
     "vllm": Support(
         "vllm",
-        (0, 25, 1),
-        "our connector builds on its hidden-states connector, which was read in 0.25.1 and 0.32",
+        (0, 32),
+        "our connector builds on its hidden-states connector, which was run in 0.32 and only read before it",
         ("0.32.0",),
     ),
 }

@@ -24,7 +24,7 @@ from pathlib import Path
 import torch
 from changeover_files import CAPTURE_NAME, write_whole
 
-_ATTACHED = weakref.WeakSet()
+_ATTACHED: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
 
 
 def capture(config):
