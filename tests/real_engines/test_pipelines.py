@@ -49,10 +49,10 @@ def ask(folder: Path, name: str) -> dict[str, Any]:
     }
 
 
-def capture(folder: Path) -> dict[str, Any]:
-    collect = {"kind": "collect", "max_tokens": 24, "concurrency": 8, "held_out": 0.2}
-    server = {"profile": "capture", "aux_boundaries": list(BOUNDARIES)}
-    return {"name": "capture", "server": server, "jobs": [collect]}
+def capture(name: str = "capture", concurrency: int = 8, through: str = "hook") -> dict[str, Any]:
+    collect = {"kind": "collect", "max_tokens": 24, "concurrency": concurrency, "held_out": 0.2}
+    server = {"profile": "capture", "aux_boundaries": list(BOUNDARIES), "capture_through": through}
+    return {"name": name, "server": server, "jobs": [collect]}
 
 
 def run(folder: Path, engine: dict[str, Any], model: Path, phases: list[dict[str, Any]]) -> RunFolder:
@@ -103,8 +103,8 @@ class Seen:
     def answers(self, name: str) -> list[str]:
         return json.loads((self.folder / f"{name}.json").read_text())  # type: ignore[no-any-return]
 
-    def states(self) -> StatesReader:
-        return StatesReader(self.run.job(self.phases.index("capture"), "capture", "collect") / "states")
+    def states(self, phase: str = "capture") -> StatesReader:
+        return StatesReader(self.run.job(self.phases.index(phase), phase, "collect") / "states")
 
     def acceptance(self) -> tuple[int, int, int]:
         """Requests, drafts, accepted tokens."""
@@ -133,7 +133,7 @@ def vllm_seen(vllm: servers.Engine, model_dir: Path, tmp_path_factory: pytest.Te
     train = {"kind": "train", "states": "capture/collect", "epochs": 2, "draft_vocab_size": 1024}
     phases = [
         {"name": "baseline", "server": {"profile": "production"}, "jobs": [ask(folder, "plain")]},
-        capture(folder),
+        capture(),
         {"name": "train", "jobs": [train]},
         speculative(folder, "train/train"),
     ]
@@ -150,7 +150,18 @@ def embedded_seen(drafter: str, model_dir: Path, tmp_path_factory: pytest.TempPa
     folder = tmp_path_factory.mktemp("embedded")
     engine = {"kind": "embedded", "device": "cpu", "dtype": "float32"}
     serve = {"name": "serve", "server": {"profile": "production"}, "jobs": [ask(folder, "plain")]}
-    return seen(folder, engine, model_dir, [serve, capture(folder), speculative(folder, drafter)])
+    return seen(folder, engine, model_dir, [serve, capture(), speculative(folder, drafter)])
+
+
+def sglang_on_a_cpu(engine: servers.Engine) -> dict[str, Any]:
+    return {
+        "kind": "sglang",
+        "python": str(engine.home / "bin/python"),
+        "dtype": "float32",
+        "memory_fraction": 0.1,
+        "flags": servers.SGLANG_ON_A_CPU,
+        "env": engine.env,
+    }
 
 
 def expect_same_states(ours: StatesReader, theirs: StatesReader) -> None:
@@ -201,20 +212,31 @@ def test_vllm_through_every_phase_gives_what_the_embedded_engine_gives(
 def test_sglang_gives_what_the_embedded_engine_gives(
     sglang: servers.Engine, drafter: str, embedded_seen: Seen, model_dir: Path, tmp_path: Path
 ) -> None:
-    engine = {
-        "kind": "sglang",
-        "python": str(sglang.home / "bin/python"),
-        "dtype": "float32",
-        "memory_fraction": 0.1,
-        "flags": servers.SGLANG_ON_A_CPU,
-        "env": sglang.env,
-    }
+    engine = sglang_on_a_cpu(sglang)
     serve = {"name": "serve", "server": {"profile": "production"}, "jobs": [ask(tmp_path, "plain")]}
     # the only backend that speculates on a CPU; its kernels are the stand-in's (sgl_kernel)
     drafted = speculative(tmp_path, drafter, "--attention-backend", "intel_amx")
-    found = seen(tmp_path, engine, model_dir, [serve, capture(tmp_path), drafted])
+    found = seen(tmp_path, engine, model_dir, [serve, capture(), drafted])
     expect_the_same(found, embedded_seen)
     manifest = read_manifest(found.states().root)
     assert (manifest.engine_kind, manifest.engine_version) == ("sglang", "0.5.23")
     ready = [event for event in read_events(found.run.journal) if event.event == "server.ready"]
     assert all(event.data["exposed"] for event in ready), "its NCCL port is open on all interfaces"
+
+
+def test_sglang_gives_the_same_bits_through_the_patch_as_through_its_hook(
+    sglang: servers.Engine, model_dir: Path, tmp_path: Path
+) -> None:
+    # one request at a time: rows of a batch are rounded as the batch is made up, and that is not the same twice
+    phases = [capture(through, concurrency=1, through=through) for through in ("hook", "patch")]
+    [package] = sglang.home.glob("lib/python3*/site-packages/sglang/srt/models")
+    before = {path.name: path.read_bytes() for path in package.glob("*.py")}
+    found = seen(tmp_path, sglang_on_a_cpu(sglang), model_dir, phases)
+    by_hook, by_patch = (found.states(phase) for phase in found.phases)
+    assert sorted(by_hook.ids) == sorted(by_patch.ids) and len(by_hook.ids) == SAMPLES
+    for sample_id in by_hook.ids:
+        one, other = (states.read(states.position(sample_id)) for states in (by_hook, by_patch))
+        for name in ("input_ids", "loss_mask", "aux", "last"):
+            assert np.array_equal(getattr(one, name), getattr(other, name)), f"{sample_id} {name}"
+    assert read_manifest(by_patch.root).sealed
+    assert {path.name: path.read_bytes() for path in package.glob("*.py")} == before
