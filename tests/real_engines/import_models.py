@@ -96,7 +96,7 @@ def main(folder, names):
     for name in names:
         module = import_with_stand_ins(f"sglang.srt.models.{name}", stand_ins)
         files[name] = module.__file__
-        if hasattr(module, "_changeover_attach"):
+        if getattr(module, "_changeover_attach", None) is not None:
             attached.append(name)
     print(json.dumps({"files": files, "attached": attached, "stood_in": stood_in}))
 

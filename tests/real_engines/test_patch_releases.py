@@ -43,9 +43,7 @@ def test_patched_in_place_it_imports_and_comes_out_byte_for_byte(
 
     imported = imports(engines, site, applied.json["environment"])
     assert sorted(imported["attached"]) == sorted(MODULES)
-    quiet = imports(engines, site, {})
-    assert quiet["attached"] == [], "it captures without being asked to"
-    assert all(Path(path).is_relative_to(site) for path in quiet["files"].values())
+    assert all(Path(path).is_relative_to(site) for path in imported["files"].values())
 
     restored = changeover("patch", "restore", "--python", python)
     assert restored.code == 0, restored.text
@@ -61,8 +59,8 @@ def test_patched_in_a_copy_it_imports_and_the_release_stays(
     applied = changeover("patch", "apply", "--python", python)
     assert applied.code == 0, applied.text
     copy = Path(applied.json["environment"]["PYTHONPATH"].split(os.pathsep)[0])
-    imported = imports(engines, copy, applied.json["environment"])
-    assert sorted(imported["attached"]) == sorted(MODULES)
+    imported = imports(engines, copy, {})
+    assert imported["attached"] == [], "it captures without being asked to"
     assert all(Path(path).is_relative_to(copy) for path in imported["files"].values())
     status = changeover("patch", "status", "--python", python)
     assert {it["as_installed"] for it in status.json["files"]} == {True}
