@@ -8,14 +8,13 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from changeover.engines.patch.installed import FAMILIES
-from changeover.engines.protocol import SIDE
+from tests.real_engines.conftest import Changeover
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.timeout(600)]
 HERE = Path(__file__).parent
@@ -29,7 +28,7 @@ STOOD_IN = {"vllm", "sgl_kernel.kvcacheio"}
 
 @pytest.mark.parametrize("version", RELEASES)
 def test_patched_in_place_it_imports_and_comes_out_byte_for_byte(
-    version: str, engines: Path, tmp_path: Path, changeover: Callable[..., Any]
+    version: str, engines: Path, tmp_path: Path, changeover: Changeover
 ) -> None:
     python, site = environment(engines, version, tmp_path)
     before = digests(site)
@@ -52,7 +51,7 @@ def test_patched_in_place_it_imports_and_comes_out_byte_for_byte(
 
 @pytest.mark.parametrize("version", RELEASES)
 def test_patched_in_a_copy_it_imports_and_the_release_stays(
-    version: str, engines: Path, tmp_path: Path, changeover: Callable[..., Any]
+    version: str, engines: Path, tmp_path: Path, changeover: Changeover
 ) -> None:
     python, site = environment(engines, version, tmp_path)
     before = digests(site)
@@ -87,7 +86,7 @@ def imports(engines: Path, folder: Path, environment: dict[str, str]) -> dict[st
     env |= {"PYTHONDONTWRITEBYTECODE": "1", "SGLANG_USE_CPU_ENGINE": "1"}
     if environment:
         capture = json.dumps({"folder": str(folder), "boundaries": [2]})
-        env |= {"PYTHONPATH": str(SIDE), "CHANGEOVER_CAPTURE": capture}
+        env |= {**environment, "CHANGEOVER_CAPTURE": capture}
     argv = [str(engines / "sglang" / "bin" / "python"), str(HERE / "import_models.py"), str(folder), *MODULES]
     done = subprocess.run(argv, env=env, cwd=folder, capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stderr[-3000:]
