@@ -41,7 +41,7 @@ def describe(event: SeenEvent) -> str | None:
         case "phase.failed":
             return f"  failed: {data['reason']}"
         case "server.starting":
-            return f"  server: {data['engine']}, profile {data['profile']}, {data['url']}"
+            return f"  server: {data['engine']}, profile {data['profile']}, {data['url']}{_in_memory(data)}"
         case "server.ready":
             exposed = data.get("exposed") or []
             ports = ", ".join(map(str, exposed))
@@ -56,6 +56,10 @@ def describe(event: SeenEvent) -> str | None:
             )
         case "job.failed":
             return f"  {data['job']}: FAILED: {data['reason']}"
+        case "ahead.checked":
+            return "\n".join(f"  phase {data['next']} comes next: {one}" for one in data["problems"]) or None
+        case "ahead.done":
+            return _read_ahead(data)
         case "changeover.signal":
             return f"  {data['signal']} to pid {data['pid']} ({data['proof']})"
         case "changeover.cleared":
@@ -69,6 +73,18 @@ def describe(event: SeenEvent) -> str | None:
             return "\n".join(lines)
         case _:
             return None
+
+
+def _in_memory(data: dict[str, Any]) -> str:
+    cached, total = data.get("cached_bytes"), data.get("weights_bytes")
+    return f"; {cached / total:.0%} of its weights in memory" if cached is not None and total else ""
+
+
+def _read_ahead(data: dict[str, Any]) -> str | None:
+    cached, total = data.get("cached_bytes"), data.get("bytes")
+    if cached is None or not total:
+        return None
+    return f"  for the next server: {cached / total:.0%} of {total / 2**30:,.1f} GiB of weights in memory"
 
 
 def summarise(kind: str, result: dict[str, Any]) -> str:

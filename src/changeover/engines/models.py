@@ -199,7 +199,7 @@ def _read_folder(folder: Path, *, hashed: bool) -> ModelFacts:
             seen=f"{type(error).__name__}: {error}",
             todo="Only decoder language models in Hugging Face format are served.",
         ) from error
-    weights = sorted(folder.glob("*.safetensors")) or sorted(folder.glob("*.bin"))
+    weights = weight_files(folder)
     if not weights:
         raise InvalidInput(
             expected=f"*.safetensors in {folder}", seen="none", todo="Give the folder that holds the weights."
@@ -216,6 +216,11 @@ def _read_folder(folder: Path, *, hashed: bool) -> ModelFacts:
         sha256=hash_weights(weights) if hashed else "",
         model_type=text.get("model_type", ""),
     )
+
+
+def weight_files(folder: str | Path) -> list[Path]:
+    """The files that a server reads a model's or a drafter's weights from, in their order."""
+    return sorted(Path(folder).glob("*.safetensors")) or sorted(Path(folder).glob("*.bin"))
 
 
 def hash_weights(files: Sequence[Path]) -> str:

@@ -107,6 +107,11 @@ class Engine(Protocol):
     def kind(self) -> str: ...
 
     @property
+    def server_module(self) -> str | None:
+        """What to import, to have read all that its server runs; None where it runs what we run."""
+        ...
+
+    @property
     def speculation(self) -> SpeculationMetrics: ...
 
     def refusals(self, launch: LaunchSpec) -> list[str]:

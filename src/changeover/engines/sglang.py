@@ -37,6 +37,7 @@ NOT_WITH_CAPTURE = {
 
 class SglangEngine:
     kind = "sglang"
+    server_module = "sglang.srt.entrypoints.http_server"
     default_stop = (
         StopPolicy.FAST
     )  # its own shutdown takes 4.2 to 4.6 s from idle to 0 MiB (H200), the kernel's 0.1 to 0.7 s

@@ -31,6 +31,7 @@ NOT_WITH_CAPTURE = {
 
 class VllmEngine:
     kind = "vllm"
+    server_module = "vllm.entrypoints.openai.api_server"
     default_stop = StopPolicy.GRACEFUL  # ends in 0.5 to 0.7 s by itself and removes its segments
     speculation = SpeculationMetrics(
         drafts="vllm:spec_decode_num_drafts_total",

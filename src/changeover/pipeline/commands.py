@@ -6,7 +6,7 @@ import socket
 import sys
 from pathlib import Path
 
-from changeover.engines.models import ModelFacts
+from changeover.engines.models import ModelFacts, weight_files
 from changeover.engines.patch.installed import find_sglang
 from changeover.engines.patch.overlay import build_overlay
 from changeover.engines.protocol import LaunchSpec, ServerCommand
@@ -72,6 +72,14 @@ def launch_spec(
         flags=engine.flags + server.flags,
         env={**engine.env, **server.env},
     )
+
+
+def server_files(context: RunContext, server: ServerSpec) -> list[Path]:
+    """What a server will load: the target's weights, and the drafter's where it is there already."""
+    files = weight_files(context.model.path)
+    if server.drafter is not None:
+        files += weight_files(context.made(server.drafter, "drafter"))
+    return files
 
 
 def capture_dir(context: RunContext, index: int) -> Path:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from changeover.pipeline.ahead import working_ahead
 from changeover.pipeline.changeover import change_over
 from changeover.pipeline.context import MachineNotClear, RunContext
 from changeover.pipeline.digest import job_digest, phase_digest, stands_on
@@ -110,7 +111,8 @@ def _do_and_clear(
             context.check()
             if isinstance(job, HoldJob):
                 hold_server(context, phase.name, processes)
-            run_job(context, index, phase.name, job, url, processes)
+            with working_ahead(context, index, phase.name, job, processes):
+                run_job(context, index, phase.name, job, url, processes)
     except BaseException as error:  # noqa: BLE001 - raised again below: whatever it was, nothing of ours stays behind
         failure = error
     processes.stop_senders()

@@ -128,7 +128,7 @@ def _plan_phase(spec: PipelineSpec, phase: PhaseSpec, model: ModelFacts) -> Plan
     return PlannedPhase(
         phase.name,
         _plan_server(spec, phase, model),
-        tuple(_plan_job(spec, phase, job, model) for job in phase.jobs),
+        tuple(plan_job(spec, phase, job, model) for job in phase.jobs),
     )
 
 
@@ -148,7 +148,8 @@ def _plan_server(spec: PipelineSpec, phase: PhaseSpec, model: ModelFacts) -> Pla
     )
 
 
-def _plan_job(spec: PipelineSpec, phase: PhaseSpec, job: JobSpec, model: ModelFacts) -> PlannedJob:
+def plan_job(spec: PipelineSpec, phase: PhaseSpec, job: JobSpec, model: ModelFacts) -> PlannedJob:
+    """What one job will do, leave and take."""
     rates = spec.estimates
     match job:
         case BenchJob():

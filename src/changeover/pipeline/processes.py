@@ -15,6 +15,8 @@ from changeover.teardown.launch import Owned, cgroup_name, launch
 from changeover.teardown.leftovers import held_by, observe
 
 SERVER = "server"
+AHEAD = "ahead"
+"""Reads for the next server beside a job."""
 _MEMBERS_PERIOD_S = 1.0
 _ANY = ("0.0.0.0", "::")  # noqa: S104 - looked for, not bound
 _SENDER_STOP_S = 30.0
@@ -78,6 +80,10 @@ class PhaseProcesses:
         held = self._held.get(SERVER)
         return held.owned if held is not None else None
 
+    def ports(self) -> set[int]:
+        """Those that our processes are to listen on."""
+        return {port for held in self._held.values() for port in held.target.ports}
+
     def targets(self) -> list[Target]:
         return [held.target for held in self._held.values()]
 
@@ -122,6 +128,12 @@ class PhaseProcesses:
             if name != SERVER and held.owned.exit_code() is None:
                 self._terminate(name, held.owned)
 
+    def end(self, name: str) -> None:
+        """One that is not needed any more, by SIGTERM; nothing where it has ended."""
+        held = self._held[name]
+        if held.owned.exit_code() is None:
+            self._terminate(name, held.owned)
+
     def _terminate(self, name: str, owned: Owned) -> None:
         machine = self._context.machine
         handle = machine.open(owned.identity)
@@ -133,9 +145,9 @@ class PhaseProcesses:
             target=f"{self._phase}/{name}",
             pid=owned.pid,
             start_ticks=owned.identity.start_ticks,
-            comm="changeover job",
+            comm=f"changeover {name}",
             signal="SIGTERM",
-            proof="started by this run and held since; a sender, stopped before its server drains",
+            proof="started by this run and held since",
         )
         machine.signal(handle, signal.SIGTERM)
         machine.wait([handle], _SENDER_STOP_S)

@@ -8,9 +8,10 @@ from changeover.engines.protocol import ServerCommand
 from changeover.engines.readiness import wait_ready
 from changeover.engines.registry import get_engine
 from changeover.engines.versions import installed_version
+from changeover.machine.page_cache import look
 from changeover.machine.progress import Progress
 from changeover.machine.shm import free_mib
-from changeover.pipeline.commands import server_command
+from changeover.pipeline.commands import server_command, server_files
 from changeover.pipeline.context import PhaseFailed, PortTaken, RunContext
 from changeover.pipeline.follow import Throttle
 from changeover.pipeline.journal import EventName
@@ -37,6 +38,7 @@ def start_server(
     _expect_free_ports(context, phase, command)
     expect_shared_memory(context.spec.engine.tensor_parallel, command, free_mib())
     engine = get_engine(context.spec.engine.kind)
+    weights = look(server_files(context, spec))
     stop = StopPolicy(spec.stop) if spec.stop is not None else engine.default_stop
     cgroup = processes.make_cgroup(SERVER)
     journal.append(
@@ -51,6 +53,8 @@ def start_server(
         url=command.url,
         cgroup=cgroup,
         stop=stop.value,
+        weights_bytes=weights.bytes,
+        cached_bytes=weights.cached_bytes,
     )
     started_s = clock.monotonic()
     owned = processes.start(

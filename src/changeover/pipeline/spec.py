@@ -203,10 +203,10 @@ class PhaseSpec(Section):
 
     @model_validator(mode="after")
     def _jobs_fit_the_server(self) -> PhaseSpec:
-        names = ["server", *(job.name for job in self.jobs)]
+        names = ["server", "ahead", *(job.name for job in self.jobs)]
         if len(set(names)) != len(names):
             raise ValueError(
-                f"phase `{self.name}` has two processes of one name (the server is called `server`): {', '.join(names)}"
+                f"phase `{self.name}` has two processes of one name (`server` and `ahead` are ours): {', '.join(names)}"
             )
         for job in self.jobs:
             if job.kind in ("bench", "collect", "hold") and self.server is None:

@@ -150,6 +150,10 @@ def _apply_to_phase(state: RunState, phase: PhaseState, event: Event) -> None:
             phase.processes[data["job"]] = StartedProcess(
                 data["job"], data["kind"], files=tuple(data["files"]), cgroup=data.get("cgroup")
             )
+        case EventName.AHEAD_STARTING:
+            phase.processes["ahead"] = StartedProcess("ahead", "ahead", cgroup=data.get("cgroup"))
+        case EventName.AHEAD_STARTED:
+            phase.processes["ahead"].leader = ProcessIdentity(**data["leader"])
         case EventName.SERVER_STARTED | EventName.JOB_STARTED:
             process = phase.processes[data.get("job", "server")]
             process.leader = ProcessIdentity(**data["leader"])

@@ -56,6 +56,7 @@ class _Fold:
             "job.progress": self._job_progress,
             "job.done": self._job_done,
             "job.failed": self._job_failed,
+            **dict.fromkeys(("ahead.checked", "ahead.starting", "ahead.started", "ahead.done"), self._noted),
             "changeover.started": self._changeover_started,
             "changeover.stage": self._changeover_stage,
             "changeover.signal": self._changeover_signal,

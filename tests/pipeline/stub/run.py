@@ -47,6 +47,7 @@ class IdleDrain:
 
 class StubEngine:
     kind = "stub"
+    server_module = None
     default_stop = StopPolicy.GRACEFUL
     speculation = SpeculationMetrics(None, None, None)
 

@@ -18,6 +18,7 @@ from changeover.teardown.footprint import Drain, StopPolicy
 
 class EmbeddedEngine:
     kind = "embedded"
+    server_module = None
     default_stop = (
         StopPolicy.GRACEFUL
     )  # ends in well under a second by itself, and writes captured states before it does
