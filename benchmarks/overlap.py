@@ -1,7 +1,8 @@
 """What reading ahead saves: a real engine's start from an empty page cache, without it and after it, in turn.
 
 The page cache is emptied before each start (as root: ``/proc/sys/vm/drop_caches``), as hours of writing states would.
-"After" means that the process which runs beside a training had its time; its own seconds are given too.
+"After" means that the process which runs beside a training had its time; its own seconds are given too. What it saves
+is what the disk takes: ``--read-mib-per-s`` slows it to that of a network volume (cgroup v1, ``blkio.throttle``).
 
     python benchmarks/overlap.py --engine vllm --python VENV/bin/python --model FOLDER -- FLAGS... > result.json
 """
@@ -40,6 +41,16 @@ from changeover.teardown.leftovers import observe
 def empty_the_page_cache() -> None:
     subprocess.run(["sync"], check=True)
     Path("/proc/sys/vm/drop_caches").write_text("3")
+
+
+def slow_down(mib_per_s: int) -> None:
+    """For this process and what it starts: reads from the disk of this folder at no more than this."""
+    device = Path().stat().st_dev
+    group = Path("/sys/fs/cgroup/blkio/changeover-bench")
+    group.mkdir(exist_ok=True)
+    limit = f"{os.major(device)}:{os.minor(device)} {mib_per_s * 2**20}"
+    (group / "blkio.throttle.read_bps_device").write_text(limit)
+    (group / "cgroup.procs").write_text(str(os.getpid()))
 
 
 def read_ahead(
@@ -109,8 +120,11 @@ def main() -> None:
     parser.add_argument("--python", required=True)
     parser.add_argument("--model", required=True, type=Path)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--read-mib-per-s", type=int)
     parser.add_argument("flags", nargs="*")
     asked = parser.parse_args()
+    if asked.read_mib_per_s is not None:
+        slow_down(asked.read_mib_per_s)
     machine = LocalMachine(adopt_orphans=True)
     module = get_engine(asked.engine).server_module
     rounds: list[dict[str, Any]] = []
@@ -132,6 +146,7 @@ def main() -> None:
         "weights_bytes": look(weight_files(asked.model)).bytes,
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
         "machine": f"{os.cpu_count()} CPUs, {platform.machine()}, Linux {platform.release()}, a local virtual disk",
+        "reads_limited_to_mib_per_s": asked.read_mib_per_s,
         "without_s": {"median": statistics.median(without_s), "min": min(without_s), "max": max(without_s)},
         "after_reading_ahead_s": {
             "median": statistics.median(with_s),

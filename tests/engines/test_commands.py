@@ -108,6 +108,32 @@ def test_what_the_patch_is_told_is_not_the_users_to_set() -> None:
     assert "remove it from env" in refusal
 
 
+def test_sglang_drafts_a_tree_where_it_is_asked_to() -> None:
+    arguments = argv("sglang", replace(SPECULATIVE, draft_top_k=4, verify_tokens=16))
+    assert after(arguments, "--speculative-num-steps") == "3"
+    assert after(arguments, "--speculative-eagle-topk") == "4"
+    assert after(arguments, "--speculative-num-draft-tokens") == "16"
+    [refusal] = get_engine("sglang").refusals(replace(SPECULATIVE, draft_top_k=4, verify_tokens=38))
+    assert "verify_tokens: expected at most 37" in refusal
+
+
+def test_settings_of_one_engine_are_refused_by_the_others() -> None:
+    tuned = replace(BASE, attention_backend="triton", continuous_decode_steps=4)
+    assert after(argv("sglang", tuned), "--attention-backend") == "triton"
+    assert after(argv("sglang", tuned), "--num-continuous-decode-steps") == "4"
+    assert (
+        after(argv("vllm", replace(tuned, continuous_decode_steps=None)), "--attention-backend") == "triton"
+    )
+    assert [one.partition(":")[0] for one in get_engine("vllm").refusals(tuned)] == [
+        "continuous_decode_steps"
+    ]
+    refused = get_engine("embedded").refusals(tuned)
+    assert [one.partition(":")[0] for one in refused] == ["attention_backend", "continuous_decode_steps"]
+    for kind in ("vllm", "embedded"):
+        [refusal] = get_engine(kind).refusals(replace(SPECULATIVE, draft_top_k=2, verify_tokens=4))
+        assert refusal.startswith("draft_top_k: expected 1")
+
+
 def test_sglang_speculates_with_eagle3_never_eagle() -> None:
     arguments = argv("sglang", SPECULATIVE)
     assert after(arguments, "--speculative-algorithm") == "EAGLE3"

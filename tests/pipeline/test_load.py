@@ -81,6 +81,27 @@ def test_what_is_wrong_is_named_with_what_would_be_right(override, words):
     assert caught.value.exit_code == 2
 
 
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("engine.nccl.prot=LL", "`engine.nccl.prot`: unknown key; did you mean `proto`?"),
+        ("phases.speculative.server.draft_top_k=4", "verify_tokens:"),
+        ("phases.speculative.server.verify_tokens=4", "a chain is verified whole"),
+        ("phases.baseline.server={profile: production, draft_top_k: 2, verify_tokens: 4}", "drafts nothing"),
+        ("engine={kind: sglang, nccl: {algo: Ring}, env: {NCCL_ALGO: Tree}}", "NCCL_ALGO: both in"),
+    ],
+)
+def test_settings_that_contradict_each_other_are_told(override, words):
+    with pytest.raises(InvalidInput) as refused:
+        load_pipeline(EXAMPLES / "laptop.yaml", [override])
+    assert words in str(refused.value)
+
+
+def test_nccl_is_told_in_its_own_words():
+    spec = load_pipeline(EXAMPLES / "laptop.yaml", ["engine.nccl={proto: LL128, max_channels: 8}"])
+    assert spec.engine.nccl.environment() == {"NCCL_PROTO": "LL128", "NCCL_MAX_NCHANNELS": "8"}
+
+
 def test_every_problem_is_told_at_once():
     with pytest.raises(InvalidInput, match="2 problem") as caught:
         check_pipeline(changed("engin.kind=x", "phases.train.jobs.train.epoch=3"), source="test")

@@ -64,6 +64,10 @@ class LaunchSpec:
     layers: int | None = None
     drafter: Path | None = None
     draft_tokens: int = 3
+    draft_top_k: int = 1
+    verify_tokens: int | None = None
+    attention_backend: str | None = None
+    continuous_decode_steps: int | None = None
     flags: tuple[str, ...] = ()
     env: Mapping[str, str] = field(default_factory=dict)
 
@@ -105,6 +109,10 @@ class Engine(Protocol):
 
     @property
     def kind(self) -> str: ...
+
+    def claimed_share(self, launch: LaunchSpec) -> float | None:
+        """The share of a device's whole memory that must be free when it starts; None where it takes what there is."""
+        ...
 
     @property
     def server_module(self) -> str | None:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from changeover.engines.protocol import Engine, ServerCommand, generate_one_token
 from changeover.engines.stacks import dump_stacks
+from changeover.engines.stages import LOADING, LoadStage, LogStages
 from changeover.machine import http
 from changeover.machine.processes import TICKS_PER_S, ProcessFacts
 from changeover.machine.progress import Progress, ProgressSink, ignore_progress
@@ -77,6 +78,17 @@ def moved(before: Pulse, now: Pulse) -> bool:
     )
 
 
+def stage_progress(stage: LoadStage, first: Pulse, now: Pulse, checkpoint_bytes: int) -> Progress:
+    """The stage that the log speaks of: bytes while weights are read, graphs while these are captured, else seconds."""
+    if stage.name == LOADING:
+        return loading_progress(first, now, checkpoint_bytes)
+    seconds = round(now.t_s - first.t_s, 1)
+    detail = {"cpu_s": round(now.cpu_s, 1), "seconds": seconds}
+    if stage.done is not None:
+        return Progress(stage.name, stage.done, stage.total, "graphs", detail)
+    return Progress(stage.name, round(seconds), None, "s", {"cpu_s": round(now.cpu_s, 1)})
+
+
 def loading_progress(first: Pulse, now: Pulse, checkpoint_bytes: int) -> Progress:
     """Bytes read against the checkpoint's size, with rate and time left.
 
@@ -131,6 +143,7 @@ def wait_ready(
     """
     clock = machine.clock
     first = last_move = _pulse(machine, owned)
+    stages = LogStages(owned.log)
     gpu_mib_halfway: float | None = None
     while True:
         now = _pulse(machine, owned)
@@ -167,7 +180,7 @@ def wait_ready(
                 f"{seconds:.0f} s; last log line: {error_line(tail)}"
             )
             return Readiness(Outcome.STALLED, seconds, reason, tail, dump_stacks(_session(machine, owned)))
-        on_progress(loading_progress(first, now, checkpoint_bytes))
+        on_progress(stage_progress(stages.look(), first, now, checkpoint_bytes))
         clock.sleep(POLL_S)
 
 

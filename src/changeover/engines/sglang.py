@@ -69,6 +69,13 @@ class SglangEngine:
         if algorithm is not None and algorithm != "EAGLE3":
             # An EAGLE-3 drafter under EAGLE loads without an error and accepts nothing (sglang PR #21272).
             found.append(f"--speculative-algorithm: expected EAGLE3; saw {algorithm}")
+        # the root, its branches, and as many of each of the best at every further step (eagle_utils.py)
+        most = 1 + launch.draft_top_k + (launch.draft_tokens - 1) * launch.draft_top_k**2
+        if launch.verify_tokens is not None and launch.verify_tokens > most:
+            found.append(
+                f"verify_tokens: expected at most {most}, the tree of {launch.draft_tokens} tokens with "
+                f"{launch.draft_top_k} branches; saw {launch.verify_tokens}"
+            )
         if launch.profile == "speculative" and launch.drafter is None:
             # Without a draft path SGLang loads the target twice (sglang #36528).
             found.append("profile speculative: expected a drafter's folder; saw none")
@@ -89,6 +96,10 @@ class SglangEngine:
             argv += ["--context-length", str(launch.context_length)]
         if launch.max_concurrency is not None:
             argv += ["--max-running-requests", str(launch.max_concurrency)]
+        if launch.attention_backend is not None:
+            argv += ["--attention-backend", launch.attention_backend]
+        if launch.continuous_decode_steps is not None:
+            argv += ["--num-continuous-decode-steps", str(launch.continuous_decode_steps)]
         if launch.profile == "capture":
             # The radix cache hides rows of shared prefixes, chunked prefill splits rows, graphs skip hooks.
             argv += ["--disable-radix-cache", "--disable-cuda-graph", "--chunked-prefill-size", "-1"]
@@ -97,8 +108,9 @@ class SglangEngine:
         if launch.profile == "speculative":
             argv += ["--speculative-algorithm", "EAGLE3"]
             argv += ["--speculative-draft-model-path", str(launch.drafter)]
-            argv += ["--speculative-num-steps", str(launch.draft_tokens), "--speculative-eagle-topk", "1"]
-            argv += ["--speculative-num-draft-tokens", str(launch.draft_tokens + 1)]
+            argv += ["--speculative-num-steps", str(launch.draft_tokens)]
+            argv += ["--speculative-eagle-topk", str(launch.draft_top_k)]
+            argv += ["--speculative-num-draft-tokens", str(launch.verify_tokens or launch.draft_tokens + 1)]
         argv += launch.flags
         return ServerCommand(
             argv=tuple(argv),
@@ -113,6 +125,10 @@ class SglangEngine:
             url=f"http://{launch.host}:{launch.port}",
             notes=("SIGTERM drains without a bound and refuses no new request: stop the senders first",),
         )
+
+    def claimed_share(self, launch: LaunchSpec) -> float | None:
+        """None: ``--mem-fraction-static`` is a share of what is free when it starts."""
+        return None
 
     def is_ready(self, url: str) -> bool:
         return is_healthy(url)

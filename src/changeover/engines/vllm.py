@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 
-from changeover.engines.flags import conflicts
+from changeover.engines.flags import conflicts, value_after
 from changeover.engines.protocol import (
     LaunchSpec,
     LoadReading,
@@ -22,6 +22,8 @@ from changeover.teardown.drains import drain_for, vllm_load
 from changeover.teardown.footprint import Drain, StopPolicy
 
 SHUTDOWN_TIMEOUT_S = 60
+LEAST_DEFAULT_SHARE = 0.9
+"""0.92 in 0.32 (``config/cache.py``), 0.9 before."""
 NOT_WITH_CAPTURE = {
     "--enable-prefix-caching": "rows of a cached prefix are not computed again, and would be missing",
     "--enable-chunked-prefill": "chunks drop or repeat rows (vllm #39949)",
@@ -61,6 +63,10 @@ class VllmEngine:
             found.append("profile capture: expected aux_boundaries; saw none")
         if launch.profile == "speculative" and launch.drafter is None:
             found.append("profile speculative: expected a drafter's folder; saw none")
+        if launch.continuous_decode_steps is not None:
+            found.append("continuous_decode_steps: is of SGLang; remove it")
+        if launch.draft_top_k > 1:
+            found.append("draft_top_k: expected 1, vLLM drafts chains alone; saw " + str(launch.draft_top_k))
         if launch.device != "auto":
             found.append("device: chosen by vLLM's own build; remove it")
         return found
@@ -81,6 +87,8 @@ class VllmEngine:
             argv += ["--max-model-len", str(launch.context_length)]
         if launch.max_concurrency is not None:
             argv += ["--max-num-seqs", str(launch.max_concurrency)]
+        if launch.attention_backend is not None:
+            argv += ["--attention-backend", launch.attention_backend]
         if launch.profile == "capture":
             ids = _layer_ids(launch)
             argv += ["--no-enable-prefix-caching", "--no-enable-chunked-prefill", "--enforce-eager"]
@@ -107,6 +115,14 @@ class VllmEngine:
             ports=(launch.port,),
             url=f"http://{launch.host}:{launch.port}",
         )
+
+    def claimed_share(self, launch: LaunchSpec) -> float | None:
+        """It ends where less is free than ``--gpu-memory-utilization`` of the whole (``v1/worker/utils.py``)."""
+        given = value_after(launch.flags, "--gpu-memory-utilization")
+        try:
+            return float(given) if given is not None else launch.memory_fraction or LEAST_DEFAULT_SHARE
+        except ValueError:
+            return None  # its own argument parser says what is wrong with it
 
     def is_ready(self, url: str) -> bool:
         return is_healthy(url)

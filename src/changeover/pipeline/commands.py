@@ -69,8 +69,12 @@ def launch_spec(
         layers=model.layers,
         drafter=drafter,
         draft_tokens=server.draft_tokens,
+        draft_top_k=server.draft_top_k,
+        verify_tokens=server.verify_tokens,
+        attention_backend=engine.attention_backend,
+        continuous_decode_steps=engine.continuous_decode_steps,
         flags=engine.flags + server.flags,
-        env={**engine.env, **server.env},
+        env={**engine.nccl.environment(), **engine.env, **server.env},
     )
 
 

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import os
 from typing import NoReturn
 
 from changeover.engines.protocol import ServerCommand
-from changeover.engines.readiness import wait_ready
+from changeover.engines.readiness import GPU_TIMEOUT_S, wait_ready
 from changeover.engines.registry import get_engine
 from changeover.engines.versions import installed_version
 from changeover.machine.page_cache import look
 from changeover.machine.progress import Progress
 from changeover.machine.shm import free_mib
-from changeover.pipeline.commands import server_command, server_files
+from changeover.pipeline.commands import planned_launch, server_command, server_files
 from changeover.pipeline.context import PhaseFailed, PortTaken, RunContext
 from changeover.pipeline.follow import Throttle
+from changeover.pipeline.gpu_room import expect_gpu_room
 from changeover.pipeline.journal import EventName
 from changeover.pipeline.processes import SERVER, PhaseProcesses
 from changeover.pipeline.secrets import without_secrets
@@ -36,6 +38,13 @@ def start_server(
     folder.mkdir(parents=True, exist_ok=True)
     command = server_command(context, index, spec)
     _expect_free_ports(context, phase, command)
+    expect_gpu_room(
+        get_engine(context.spec.engine.kind),
+        planned_launch(context.spec, spec, context.model),
+        context.model.weights_bytes,
+        context.machine.gpus(GPU_TIMEOUT_S),
+        {**os.environ, **command.env},
+    )
     expect_shared_memory(context.spec.engine.tensor_parallel, command, free_mib())
     engine = get_engine(context.spec.engine.kind)
     weights = look(server_files(context, spec))

@@ -4,21 +4,20 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
 from changeover.machine.errors import InvalidInput
 from changeover.pipeline.secrets import Arguments, Environment
+from changeover.pipeline.spec_server import (
+    EngineSpec,
+    Name,
+    PositiveFloat,
+    PositiveInt,
+    Section,
+    ServerSpec,
+)
 
-Name = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_-]{0,40}$")]
-PositiveInt = Annotated[int, Field(ge=1)]
-PositiveFloat = Annotated[float, Field(gt=0)]
-
-
-class Section(BaseModel):
-    """A part of the file: unknown keys are an error, values do not change after reading."""
-
-    # a refused value may be the secret itself: it is not repeated
-    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
+__all__ = ["EngineSpec", "Name", "PositiveFloat", "PositiveInt", "Section", "ServerSpec"]
 
 
 class ModelFactsSpec(Section):
@@ -42,69 +41,6 @@ class ModelSpec(Section):
     facts: ModelFactsSpec | None = Field(
         None, description="Used by `plan` when the folder is not on this machine."
     )
-
-
-class EngineSpec(Section):
-    """Which program serves the model, and how it is started; a server may add flags and environment of its own."""
-
-    kind: Literal["embedded", "sglang", "vllm"] = "embedded"
-    python: str | None = Field(
-        None, description="Interpreter of the engine's own environment; default: this one."
-    )
-    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="Embedded engine only.")
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    tensor_parallel: PositiveInt = 1
-    memory_fraction: Annotated[float, Field(gt=0, lt=1)] | None = None
-    context_length: PositiveInt | None = None
-    max_concurrency: PositiveInt | None = Field(
-        None, description="Requests at once; default: the engine's own."
-    )
-    flags: Arguments = Field((), description="Further arguments, passed as they are, one list item each.")
-    env: Environment = Field(default_factory=dict, description="Further environment variables of the server.")
-
-
-class ServerSpec(Section):
-    """One server: the engine with a profile."""
-
-    profile: Literal["production", "capture", "speculative"]
-    port: Annotated[int, Field(ge=1, le=65535)] | None = Field(None, description="Default: a free one.")
-    aux_boundaries: tuple[Annotated[int, Field(ge=0)], ...] | None = Field(
-        None, description="Profile `capture`: which boundaries to record; default 2, L//2, L-3."
-    )
-    capture_through: Literal["hook", "patch"] = Field(
-        "hook",
-        description="Profile `capture` of SGLang: its `--forward-hooks`, or our patch of the model's source, in a copy "
-        "beside the installed package, for versions and models that no hook reaches.",
-    )
-    drafter: str | None = Field(
-        None, description="Profile `speculative`: a train job (`phase/job`) or a folder."
-    )
-    draft_tokens: PositiveInt = Field(
-        3, description="Profile `speculative`: tokens drafted before each verification."
-    )
-    stall_s: PositiveFloat = Field(
-        180.0, description="Loading counts as stalled when nothing has moved for so long."
-    )
-    stop: Literal["graceful", "fast"] | None = Field(
-        None,
-        description="How it is ended once it is proven idle: by its own shutdown, or at once; default: the engine's.",
-    )
-    flags: Arguments = ()
-    env: Environment = Field(default_factory=dict)
-
-    @model_validator(mode="after")
-    def _fits_its_profile(self) -> ServerSpec:
-        if self.profile == "speculative" and self.drafter is None:
-            raise ValueError(
-                "profile `speculative` needs `drafter:` (a train job as `phase/job`, or a folder)"
-            )
-        if self.profile != "speculative" and self.drafter is not None:
-            raise ValueError(f"profile `{self.profile}` does not use a drafter; remove `drafter:`")
-        if self.profile != "capture" and self.aux_boundaries is not None:
-            raise ValueError(f"profile `{self.profile}` captures nothing; remove `aux_boundaries:`")
-        if self.profile != "capture" and self.capture_through != "hook":
-            raise ValueError(f"profile `{self.profile}` captures nothing; remove `capture_through:`")
-        return self
 
 
 class BenchJob(Section):

@@ -58,6 +58,9 @@ class StubEngine:
         argv = (sys.executable, "-S", str(Path(__file__).with_name("server.py")), str(launch.port))
         return ServerCommand(argv, {}, (launch.port,), f"http://127.0.0.1:{launch.port}")
 
+    def claimed_share(self, launch: LaunchSpec) -> float | None:
+        return None
+
     def is_ready(self, url: str) -> bool:
         return protocol.is_healthy(url)
 

@@ -38,6 +38,14 @@ class EmbeddedEngine:
             )
         if launch.memory_fraction is not None:
             found.append("memory_fraction: the embedded engine's caches grow with its requests; remove it")
+        if launch.attention_backend is not None:
+            found.append("attention_backend: the embedded engine has one; remove it")
+        if launch.continuous_decode_steps is not None:
+            found.append("continuous_decode_steps: is of SGLang; remove it")
+        if launch.draft_top_k > 1:
+            found.append(
+                f"draft_top_k: expected 1, the embedded engine drafts chains alone; saw {launch.draft_top_k}"
+            )
         if launch.profile == "capture" and launch.capture_dir is None:
             found.append("profile capture: expected a folder for the captured states; saw none")
         if launch.profile == "speculative" and launch.drafter is None:
@@ -67,6 +75,9 @@ class EmbeddedEngine:
             ports=(launch.port,),
             url=f"http://{launch.host}:{launch.port}",
         )
+
+    def claimed_share(self, launch: LaunchSpec) -> float | None:
+        return None
 
     def is_ready(self, url: str) -> bool:
         return is_healthy(url)
