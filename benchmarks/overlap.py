@@ -93,7 +93,7 @@ def start(
         env=env,
         cwd=folder,
         log=folder / "log",
-        cookie="bench",
+        cookie=f"bench-{os.getpid()}",
         cgroup=cgroup,
     )
     ready = wait_ready(machine, owned, engine, command, checkpoint_bytes=cached.bytes, stall_s=300)

@@ -49,7 +49,7 @@ def test_patched_in_place_it_imports_and_comes_out_byte_for_byte(
     assert digests(site) == before
 
 
-@pytest.mark.parametrize("version", RELEASES)
+@pytest.mark.parametrize("version", [RELEASES[0], INSTALLED])  # what is patched is tried on all of them above
 def test_patched_in_a_copy_it_imports_and_the_release_stays(
     version: str, engines: Path, tmp_path: Path, changeover: Changeover
 ) -> None:

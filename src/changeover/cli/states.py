@@ -10,13 +10,16 @@ from typer import Argument, Option
 
 from changeover.cli.output import print_json, say
 from changeover.cli.progress import ProgressLine
+from changeover.cli.states_convert import convert, probe
 from changeover.machine.errors import ChangeoverError, InvalidInput
 
 if TYPE_CHECKING:
     from changeover.states.reader import StatesReader
     from changeover.states.verify import Verification
 
-app = typer.Typer(help="Hidden states: collect, verify, inspect.", no_args_is_help=True)
+app = typer.Typer(help="Hidden states: collect, verify, inspect, probe, convert.", no_args_is_help=True)
+app.command("probe")(probe)
+app.command("convert")(convert)
 
 
 @app.command()
@@ -59,7 +62,7 @@ def collect(
             "hidden": facts.hidden,
             "layers": facts.layers,
             "vocab": facts.vocab,
-            "boundaries": default_boundaries(facts.layers) if boundaries is None else _numbers(boundaries),
+            "boundaries": default_boundaries(facts.layers) if boundaries is None else numbers(boundaries),
             "limit": limit,
             "max_tokens": max_tokens,
             "concurrency": concurrency,
@@ -173,7 +176,7 @@ def _print_verification(folder: Path, found: Verification) -> None:
     typer.echo(f"{folder}: {verdict}; {looked}; {state}")
 
 
-def _numbers(text: str) -> list[int]:
+def numbers(text: str) -> list[int]:
     try:
         return [int(part) for part in text.split(",")]
     except ValueError:
