@@ -19,10 +19,10 @@ from changeover.states.tensors import to_bf16_bits
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 BOUNDARIES = (2, 15, 27)
 TEXTS = [
-    "The Apollo programme landed the first people on the Moon in July 1969. Neil Armstrong and Buzz Aldrin walked on its "
-    "surface while Michael Collins stayed in orbit around it.",
-    "To boil an egg, bring a pot of water to a boil, put the egg into the water with a spoon, wait for seven minutes, and "
-    "then put it into cold water so that it does not go on cooking.",
+    "The Apollo programme landed the first people on the Moon in July 1969. Neil Armstrong and Buzz Aldrin walked on "
+    "its surface while Michael Collins stayed in orbit around it.",
+    "To boil an egg, bring a pot of water to a boil, put the egg into the water with a spoon, wait for seven minutes, "
+    "and then put it into cold water so that it does not go on cooking.",
 ]
 
 

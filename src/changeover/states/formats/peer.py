@@ -106,7 +106,7 @@ def load_torch(path: Path) -> Mapping[str, Any]:
         raw = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else None
         source = path if raw is None else io.BytesIO(raw)
         loaded = torch.load(source, map_location="cpu", weights_only=True)
-    except Exception as error:  # noqa: BLE001 - whatever a damaged pickle makes of itself, it is one bad file
+    except Exception as error:  # whatever a damaged pickle makes of itself, it is one bad file
         words = " ".join(str(error).split())[:200]
         raise PeerFileInvalid(f"{type(error).__name__}: {words}") from error
     if not isinstance(loaded, dict):
