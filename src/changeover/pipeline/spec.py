@@ -11,13 +11,14 @@ from changeover.pipeline.secrets import Arguments, Environment
 from changeover.pipeline.spec_server import (
     EngineSpec,
     Name,
+    NcclSpec,
     PositiveFloat,
     PositiveInt,
     Section,
     ServerSpec,
 )
 
-__all__ = ["EngineSpec", "Name", "PositiveFloat", "PositiveInt", "Section", "ServerSpec"]
+__all__ = ["EngineSpec", "Name", "NcclSpec", "PositiveFloat", "PositiveInt", "Section", "ServerSpec"]
 
 
 class ModelFactsSpec(Section):
