@@ -5,21 +5,26 @@ from __future__ import annotations
 import gzip
 import json
 import pickle
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from changeover.machine.errors import InvalidInput
+from changeover.states.final_norm import read_final_norm
 from changeover.states.formats.angelslim import AngelSlim
 from changeover.states.formats.export import export
 from changeover.states.formats.model_optimizer import ModelOptimizer
 from changeover.states.formats.peer import PeerFormat
 from changeover.states.formats.specforge import SpecForge
+from changeover.states.formats.speculators import Speculators, read_rows
 from changeover.states.formats.take_in import TakenIn, take_in
 from changeover.states.prompts import is_held_out
 from changeover.states.store import StatesReader, StatesWriter
+from changeover.states.tensors import to_bf16_bits
 from tests.states.fake_server import output_vectors, write_model
 from tests.states.samples import assert_same, make_sample, small_manifest
 
@@ -203,3 +208,102 @@ def test_files_of_another_form_are_said_to_be(store: StatesReader, model: Path, 
         back(tmp_path / "theirs", SpecForge(), tmp_path / "back", model)
     with pytest.raises(InvalidInput, match="files of model-optimizer, such as"):
         back(tmp_path / "theirs", ModelOptimizer(), tmp_path / "other", model)
+
+
+@pytest.fixture
+def normed_model(tmp_path: Path) -> Path:
+    """The same, with a final norm."""
+    folder = write_model(tmp_path / "normed")
+    config = json.loads((folder / "config.json").read_text()) | {"model_type": "llama", "rms_norm_eps": 1e-6}
+    (folder / "config.json").write_text(json.dumps(config))
+    tensors = {"lm_head.weight": torch.from_numpy(output_vectors())}
+    tensors["model.norm.weight"] = torch.linspace(0.5, 3.0, 16)
+    save_file(tensors, folder / "model.safetensors")
+    return folder
+
+
+def as_floats(bits: np.ndarray) -> np.ndarray:
+    return (bits.astype(np.uint32) << 16).view(np.float32)
+
+
+def test_speculators_states_go_there_and_come_back(store: StatesReader, normed_model: Path, tmp_path: Path):
+    """Its last states are before the norm: those come back as the norm makes them, all else to the bit."""
+    unit = scaled_store(store, normed_model, tmp_path / "unit")
+    out, form = tmp_path / "theirs", Speculators()
+    export(unit, form, out, with_held_out=True, final_norm=read_final_norm(normed_model))
+    taken = back(out, form, tmp_path / "back", normed_model)
+    assert taken.sealed and taken.failed == {}
+    again = StatesReader(tmp_path / "back")
+    for name in unit.ids:
+        mine, theirs = unit.read(unit.position(name)), again.read(again.position(name))
+        np.testing.assert_array_equal(mine.aux, theirs.aux)
+        np.testing.assert_array_equal(mine.input_ids, theirs.input_ids)
+        np.testing.assert_array_equal(mine.loss_mask, theirs.loss_mask)
+        np.testing.assert_allclose(as_floats(theirs.last), as_floats(mine.last), rtol=2**-6, atol=1e-6)
+
+
+def scaled_store(store: StatesReader, model: Path, folder: Path) -> StatesReader:
+    """States as a norm really gives them: its weight times a vector whose mean square is 1."""
+    norm = read_final_norm(model)
+    with StatesWriter.create(folder, store.manifest) as writer:
+        for sample in store:
+            writer.add(replace(sample, last=to_bf16_bits(norm.apply(as_floats(sample.last) / norm.weight))))
+    return StatesReader(folder)
+
+
+def test_speculators_files_are_as_its_loader_reads_them(
+    store: StatesReader, normed_model: Path, tmp_path: Path
+):
+    out = tmp_path / "theirs"
+    export(store, Speculators(), out, with_held_out=True, final_norm=read_final_norm(normed_model))
+    names = sorted(NAMES)
+    sample = store.read(store.position(names[3]))
+    loaded = load_file(out / "hidden_states/hs_3.safetensors")
+    assert (
+        loaded["hidden_states"].shape == (sample.tokens, 4, 16)
+        and loaded["hidden_states"].dtype == torch.bfloat16
+    )
+    assert loaded["token_ids"].tolist() == sample.input_ids.tolist()
+    rows = read_rows(out)
+    assert [len(row.input_ids) for row in rows] == [
+        store.entry(store.position(name)).tokens for name in names
+    ]
+    counts = torch.load(out / "token_freq.pt", weights_only=True)
+    assert sum(counts.values()) == sum(int(row.loss_mask.sum()) for row in rows)
+    with pytest.raises(InvalidInput, match="--model"):
+        export(store, Speculators(), tmp_path / "without")
+
+
+def test_speculators_fp8_files_are_read(store: StatesReader, normed_model: Path, tmp_path: Path):
+    unit = scaled_store(store, normed_model, tmp_path / "unit")
+    out = tmp_path / "theirs"
+    export(unit, Speculators(), out, with_held_out=True, final_norm=read_final_norm(normed_model))
+    for path in (out / "hidden_states").glob("*.safetensors"):
+        loaded = load_file(path)
+        scales = loaded["hidden_states"].float().abs().amax(dim=(1, 2), keepdim=True) / 448
+        small = (loaded["hidden_states"].float() / scales).to(torch.float8_e4m3fn)
+        save_file({**loaded, "hidden_states": small, "hidden_states_scales": scales}, path)
+    taken = back(out, Speculators(), tmp_path / "back", normed_model)
+    again = StatesReader(tmp_path / "back")
+    mine, theirs = unit.read(0), again.read(again.position(unit.ids[0]))
+    off = as_floats(mine.aux) - as_floats(theirs.aux)
+    assert (
+        taken.failed == {}
+        and 0 < np.sqrt(np.mean(off**2)) / np.sqrt(np.mean(as_floats(mine.aux) ** 2)) < 0.05
+    )
+
+
+def test_speculators_states_of_other_tokens_than_the_datasets_are_named(
+    store: StatesReader, normed_model: Path, tmp_path: Path
+):
+    out = tmp_path / "theirs"
+    export(store, Speculators(), out, with_held_out=True, final_norm=read_final_norm(normed_model))
+    hidden = out / "hidden_states"
+    (hidden / "hs_1.safetensors").rename(hidden / "keep")
+    (hidden / "hs_2.safetensors").rename(hidden / "hs_1.safetensors")
+    (hidden / "keep").rename(hidden / "hs_40.safetensors")
+    (hidden / "hs_0.safetensors").write_bytes((hidden / "hs_0.safetensors").read_bytes()[:300])
+    taken = back(out, Speculators(), tmp_path / "back", normed_model)
+    said = {Path(name).stem: reason for name, reason in taken.failed.items()}
+    assert said.keys() == {"hs_0", "hs_1", "hs_40"}
+    assert "other tokens than row 1" in said["hs_1"] and "it has 12" in said["hs_40"]

@@ -25,6 +25,7 @@ class Format(StrEnum):
     SPECFORGE_GZ = "specforge-gz"
     ANGELSLIM = "angelslim"
     MODEL_OPTIMIZER = "model-optimizer"
+    SPECULATORS = "speculators"
 
 
 class Norm(StrEnum):
@@ -64,7 +65,9 @@ def convert(
     with_held_out: Annotated[
         bool, Option("--with-held-out", help="--to: the samples that are kept from training, too.")
     ] = False,
-    model: Annotated[str | None, Option(help="--from: the target, its folder or a built-in name.")] = None,
+    model: Annotated[
+        str | None, Option(help="--from, and --to speculators: the target, its folder or a built-in name.")
+    ] = None,
     boundaries: Annotated[
         str | None, Option(help="--from: what was captured. Default: 2, L // 2, L - 3.")
     ] = None,
@@ -78,7 +81,7 @@ def convert(
     ] = False,
     as_json: Annotated[bool, Option("--json", help="Print the result as one JSON object.")] = False,
 ) -> None:
-    """States for SpecForge, AngelSlim and NVIDIA Model-Optimizer, and theirs for Changeover."""
+    """States for SpecForge, speculators, AngelSlim and NVIDIA Model-Optimizer, and theirs for Changeover."""
     if (to is None) == (from_ is None):
         raise InvalidInput(
             expected="--to or --from",
@@ -86,7 +89,7 @@ def convert(
             todo="Say which way, and whose files.",
         )
     if to is not None:
-        _export(source, out, to, with_held_out, as_json)
+        _export(source, out, to, with_held_out, model, as_json)
         return
     assert from_ is not None
     if model is None:
@@ -98,12 +101,24 @@ def convert(
     _take_in(source, out, from_, model, boundaries, last_norm, held_out, trim, as_json)
 
 
-def _export(source: Path, out: Path, to: Format, with_held_out: bool, as_json: bool) -> None:
+def _export(
+    source: Path, out: Path, to: Format, with_held_out: bool, model: str | None, as_json: bool
+) -> None:
+    from changeover.engines.models import default_models_dir, resolve_model
+    from changeover.states.final_norm import read_final_norm
     from changeover.states.formats.export import export
     from changeover.states.reader import StatesReader
 
+    path = None if model is None else Path(resolve_model(model, default_models_dir()).path)
     with ProgressLine("convert") as show:
-        done = export(StatesReader(source), form_of(to), out, with_held_out=with_held_out, on_progress=show)
+        done = export(
+            StatesReader(source),
+            form_of(to),
+            out,
+            with_held_out=with_held_out,
+            final_norm=None if path is None else read_final_norm(path),
+            on_progress=show,
+        )
     if as_json:
         print_json(done.to_json())
         return
@@ -169,12 +184,14 @@ def form_of(whose: Format) -> PeerFormat:
     from changeover.states.formats.angelslim import AngelSlim
     from changeover.states.formats.model_optimizer import ModelOptimizer
     from changeover.states.formats.specforge import SpecForge
+    from changeover.states.formats.speculators import Speculators
 
     made: dict[Format, Any] = {
         Format.SPECFORGE: SpecForge(),
         Format.SPECFORGE_GZ: SpecForge(compressed=True),
         Format.ANGELSLIM: AngelSlim(),
         Format.MODEL_OPTIMIZER: ModelOptimizer(),
+        Format.SPECULATORS: Speculators(),
     }
     form: PeerFormat = made[whose]
     return form

@@ -12,6 +12,7 @@ import numpy as np
 
 from changeover.states.formats.peer import (
     Norm,
+    NothingBeside,
     PeerSample,
     bits_of,
     integers_of,
@@ -26,7 +27,7 @@ from changeover.states.layout import Sample
 GROUP = 5000
 
 
-class AngelSlim:
+class AngelSlim(NothingBeside):
     name = "angelslim"
     last_norm: Norm | None = "post"
 

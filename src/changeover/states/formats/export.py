@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from changeover.machine import durable
 from changeover.machine.errors import InvalidInput
 from changeover.machine.progress import Progress, ProgressSink, ignore_progress
-from changeover.states.formats.peer import PROVENANCE, PeerFormat, read_provenance, write_whole
+from changeover.states.final_norm import FinalNorm
+from changeover.states.formats.peer import PROVENANCE, PeerFormat, TokenRow, read_provenance, write_whole
+from changeover.states.layout import Sample
 from changeover.states.prompts import is_held_out
 from changeover.states.reader import StatesReader
+from changeover.states.tensors import to_bf16_bits
 
 COMMIT_EVERY = 100
 
@@ -36,19 +41,25 @@ def export(
     out: Path,
     *,
     with_held_out: bool = False,
+    final_norm: FinalNorm | None = None,
     on_progress: ProgressSink = ignore_progress,
 ) -> Exported:
     """Write the samples that a drafter may be trained on, in the order of their ids; an attempt that was cut off is
     gone on with.
 
-    ``with_held_out``: all samples. Raises InvalidInput for a folder that holds something else, StoreDamaged where a
-    sample does not hash to what was written.
+    ``with_held_out``: all samples. ``final_norm``, the target's: where the format keeps last states before it and the
+    store has them after it, they are divided by its weight. That is not what stood before the norm, which cannot be
+    had back, but the norm makes the same of it, but for one more rounding to bfloat16.
+
+    Raises InvalidInput for a folder that holds something else, StoreDamaged where a sample does not hash to what was
+    written.
     """
-    if form.last_norm not in (None, reader.manifest.last_norm):
+    undo = final_norm if (form.last_norm, reader.manifest.last_norm) == ("pre", "post") else None
+    if undo is None and form.last_norm not in (None, reader.manifest.last_norm):
         raise InvalidInput(
             expected=f"last states {form.last_norm}-norm, as {form.name} keeps them",
             seen=f"{reader.manifest.last_norm}-norm in {reader.root}",
-            todo="Collect them so.",
+            todo="Give the target (--model): its norm's weight is divided out.",
         )
     share = reader.manifest.held_out_fraction
     chosen = sorted(one for one in reader.ids if with_held_out or not is_held_out(one, share))
@@ -64,18 +75,29 @@ def export(
     names = {sample_id: str(form.path(index, sample_id)) for index, sample_id in enumerate(chosen)}
     durable.replace_json(out / PROVENANCE, {**about, "files": {path: one for one, path in names.items()}})
     skipped = size = 0
+    rows = []
     for done, sample_id in enumerate(chosen):
         path = out / names[sample_id]
+        sample = _before(undo, reader.read(reader.position(sample_id)))
+        rows.append(TokenRow(sample.input_ids.copy(), sample.loss_mask.copy()))
         if path.exists():
             skipped += 1
         else:
-            sample = reader.read(reader.position(sample_id))
             write_whole(path, lambda temporary, sample=sample: form.write(temporary, sample))  # type: ignore[misc]
         size += path.stat().st_size
         on_progress(Progress("export", done + 1, len(chosen), "samples", {"bytes": size}))
+    form.finish(out, rows)
     for folder in {path.parent for path in map(out.joinpath, names.values())} | {out}:
         durable.sync_folder(folder)
     return Exported(out, len(chosen), skipped, len(reader) - len(chosen), size)
+
+
+def _before(norm: FinalNorm | None, sample: Sample) -> Sample:
+    if norm is None:
+        return sample
+    weight = np.where(norm.weight == 0, 1, norm.weight).astype(np.float32)
+    states = (sample.last.astype(np.uint32) << 16).view(np.float32)
+    return replace(sample, last=to_bf16_bits((states / weight).astype(np.float32)))
 
 
 def _provenance(reader: StatesReader, form: PeerFormat, with_held_out: bool) -> dict[str, Any]:

@@ -14,6 +14,7 @@ import numpy as np
 
 from changeover.states.formats.peer import (
     Norm,
+    NothingBeside,
     PeerFileInvalid,
     PeerSample,
     bits_of,
@@ -27,7 +28,7 @@ from changeover.states.formats.peer import (
 from changeover.states.layout import Sample
 
 
-class ModelOptimizer:
+class ModelOptimizer(NothingBeside):
     name = "model-optimizer"
     last_norm: Norm | None = None
 

@@ -37,6 +37,14 @@ class PeerSample:
     last: U16
 
 
+@dataclass(frozen=True)
+class TokenRow:
+    """The tokens of a sample, without its states."""
+
+    input_ids: I64
+    loss_mask: U8
+
+
 class PeerFormat(Protocol):
     """One trainer's way to keep states. ``last_norm`` is None where its producers differ and the files do not say."""
 
@@ -58,6 +66,17 @@ class PeerFormat(Protocol):
     def read(self, path: Path, boundaries: int, hidden: int) -> PeerSample:
         """Raises PeerFileInvalid."""
         ...
+
+    def finish(self, folder: Path, rows: Sequence[TokenRow]) -> None:
+        """What stands beside the samples, when all of them are written; ``rows`` in the order of their numbers."""
+        ...
+
+
+class NothingBeside:
+    """For formats whose samples stand alone."""
+
+    def finish(self, folder: Path, rows: Sequence[TokenRow]) -> None:
+        pass
 
 
 def numbers_in(path: Path) -> tuple[int, ...]:

@@ -13,6 +13,7 @@ import numpy as np
 
 from changeover.states.formats.peer import (
     Norm,
+    NothingBeside,
     PeerSample,
     bits_of,
     integers_of,
@@ -29,7 +30,7 @@ COMPRESSION_LEVEL = 6  # its own default
 
 
 @dataclass(frozen=True)
-class SpecForge:
+class SpecForge(NothingBeside):
     """``compressed``: ``.ckpt.gz``."""
 
     compressed: bool = False
